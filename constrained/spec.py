@@ -1,0 +1,73 @@
+"""What a user asks of the output: one tagged union, on the wire and as cache key.
+
+Every protocol's spelling (`response_format`, `regex`, `guided_json`, `structured_outputs`, …) is
+translated into one of these structs at the edge; nothing below the edge knows where it came from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from enum import StrEnum
+
+import msgspec
+
+
+class Whitespace(StrEnum):
+    """Whitespace between JSON tokens: none at all, or a bounded run where JSON allows it.
+
+    Never unbounded: a weak model would pad to `max_tokens`.
+    """
+
+    COMPACT = "compact"
+    BOUNDED = "bounded"
+
+
+class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, tag="json_schema"):
+    """Output is a JSON document that satisfies `schema`, the schema's JSON text.
+
+    The text keeps the user's property order, which is the order of the output's keys.
+    """
+
+    schema: str
+    whitespace: Whitespace = Whitespace.BOUNDED
+
+
+class JsonObject(msgspec.Struct, frozen=True, kw_only=True, tag="json_object"):
+    """Output is any JSON object."""
+
+    whitespace: Whitespace = Whitespace.BOUNDED
+
+
+class Regex(msgspec.Struct, frozen=True, kw_only=True, tag="regex"):
+    """Output matches `pattern` as a whole (`re.fullmatch` semantics)."""
+
+    pattern: str
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True, tag="choice"):
+    """Output is exactly one of `choices`."""
+
+    choices: tuple[str, ...]
+
+
+class Ebnf(msgspec.Struct, frozen=True, kw_only=True, tag="ebnf"):
+    """Output is derived from the rule `root` of `grammar` (GBNF-style EBNF)."""
+
+    grammar: str
+    root: str = "root"
+
+
+class StructuralTag(msgspec.Struct, frozen=True, kw_only=True, tag="structural_tag"):
+    """Output follows a structural-tag `format` tree, as JSON text (free text around tags)."""
+
+    format: str
+
+
+Constraint = JsonSchema | JsonObject | Regex | Choice | Ebnf | StructuralTag
+
+_encoder = msgspec.json.Encoder(order="sorted")
+
+
+def constraint_key(constraint: Constraint) -> str:
+    """A stable key for caching what was compiled from `constraint` (hex SHA-256)."""
+    return hashlib.sha256(_encoder.encode(constraint)).hexdigest()

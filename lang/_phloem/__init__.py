@@ -1,0 +1,3 @@
+"""Phloem: a structured-generation serving runtime."""
+
+__version__ = "0.1.0"

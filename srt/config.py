@@ -1,0 +1,114 @@
+"""The one configuration: typed, documented, frozen. The CLI, the TOML file and the environment
+are all derived from these classes; nothing else reads options.
+
+`ServeConfig` is what the user asked for, with None for "you choose". `phloem.srt.resolve` turns
+it, once, into `Resolved`: what was chosen, and why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The model and how it is held in memory."""
+
+    model: str = DEFAULT_MODEL
+    """A catalogue name, a GGUF file, a checkpoint folder, or a Hugging Face repository."""
+    served_model_name: str | None = None
+    """Name in `/v1/models` and in the `model` field of requests; by default the model's name."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Compute type. `auto` takes bfloat16 where the CPU multiplies it natively, else float32."""
+    context_length: int | None = None
+    """Tokens of prompt plus output; by default what the model was trained for."""
+    chat_template: str | None = None
+    """A Jinja file that replaces the model's own chat template."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """The HTTP face."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 30000
+    """Port to listen on; 0 takes a free one."""
+    api_key: str | None = None
+    """If set, every route but `/health` and `/ready` wants `Authorization: Bearer KEY`."""
+    max_body_bytes: int = 4 << 20
+    """A larger request body is refused with 413."""
+    drain_seconds: float = 30.0
+    """After SIGTERM, how long running requests may still take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheOptions:
+    """The KV pool and the radix tree over it."""
+
+    kv_tokens: int | None = None
+    """KV slots; by default as many as a quarter of the free memory holds, at most 131,072."""
+    eviction_policy: Literal["lru", "lfu", "fifo"] = "lru"
+    """Which cached leaf goes first when slots are needed."""
+    disable_radix_cache: bool = False
+    """Share nothing between requests (for measurements)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerOptions:
+    """Admission, batching and bounds."""
+
+    max_running: int = 32
+    """Requests that may be in the batch at once."""
+    max_waiting: int = 4096
+    """Requests that may wait; beyond it the answer is 429."""
+    max_step_tokens: int = 512
+    """Tokens one step may compute, decode and prefill chunks together."""
+    request_timeout_s: float = 3600.0
+    """Deadline of a request that does not set its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """The process that computes."""
+
+    threads: int | None = None
+    """Compute threads; by default the number of cores."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstraintOptions:
+    """Grammars."""
+
+    compile_timeout_s: float = 5.0
+    """CPU seconds one compile may take; then the request is refused."""
+    compile_threads: int = 1
+    """Grammars compiled at the same time."""
+    memory_bytes: int = 2 << 30
+    """Address space the grammar process may add to its own; beyond it the compile fails."""
+    cache_bytes: int = 256 << 20
+    """Compiled grammars kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogOptions:
+    """What is said on stderr."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe level that is printed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """Everything `phloem serve` and `phloem.Engine` can be told."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    server: ServerOptions = field(default_factory=ServerOptions)
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    worker: WorkerOptions = field(default_factory=WorkerOptions)
+    constraints: ConstraintOptions = field(default_factory=ConstraintOptions)
+    log: LogOptions = field(default_factory=LogOptions)

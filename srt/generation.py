@@ -1,0 +1,154 @@
+"""What the engine takes and what it gives: the one request type and the one event stream that
+every protocol (OpenAI, native, DSL) is a thin translation to and from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import msgspec
+
+from phloem.constrained.spec import Constraint
+from phloem.srt.messages import FinishReason, SamplingParams, StatsSnapshot
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to generate. `n > 1` is n of these with the same prompt (computed once).
+
+    `prompt` is token ids, or text in which the model's control tokens are recognised (chat prompts
+    are rendered to ids by the chat template, where control markup inside user text stays text).
+    Generation ends before the first of `stop` unless `include_stop`. `prompt_logprobs_from` asks
+    for logprobs of prompt tokens from that index on.
+    """
+
+    prompt: str | list[int]
+    sampling: SamplingParams = SamplingParams()
+    rid: str | None = None
+    constraint: Constraint | None = None
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    namespace: str = ""
+    priority: int = 0
+    deadline_s: float | None = None
+    prompt_logprobs_from: int | None = None
+
+
+class Logprob(msgspec.Struct, frozen=True):
+    """A token's text, its exact bytes, and its logprob; `top` are the best alternatives."""
+
+    token_id: int
+    text: str
+    data: bytes
+    logprob: float
+    top: list[Logprob] = []
+
+
+class Finish(msgspec.Struct, frozen=True):
+    """How a request ended. `matched` is the stop string or the token id that ended it."""
+
+    reason: FinishReason
+    matched: str | int | None = None
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of one answer, in order. The texts of all chunks joined are the whole text.
+
+    The first chunk comes when the request was accepted (its constraint compiled, its place in the
+    queue taken) and has no text: whoever waits for it can still answer with an error status. The
+    last one has `finish`. Counts are totals so far. `prompt_logprobs` comes once; its first entry
+    is None when it begins at token 0.
+    """
+
+    rid: str
+    text: str = ""
+    token_ids: list[int] = []
+    logprobs: list[Logprob] | None = None
+    prompt_logprobs: list[Logprob | None] | None = None
+    finish: Finish | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    queue_seconds: float = 0.0
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server may say of the model it serves."""
+
+    name: str
+    path: str
+    format: str  # as in "gguf Q4_1" or "safetensors bfloat16"
+    architecture: str
+    created: int
+    vocab_size: int
+    context_length: int
+    kv_slots: int
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """Liveness and readiness. `live` is False when the backend is down or makes no heartbeat."""
+
+    live: bool
+    ready: bool
+    reason: str = ""
+    restarts: int = 0
+    heartbeat_age_s: float = 0.0
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A chat message as templates see it; `content` is text by now."""
+
+    role: str
+    content: str | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, object]] | None = None
+    tool_call_id: str | None = None
+
+
+class EngineClient(Protocol):
+    """The engine as the HTTP layer sees it (tests drive the routes with a scripted one)."""
+
+    @property
+    def card(self) -> ModelCard: ...
+
+    @property
+    def stats(self) -> StatsSnapshot: ...
+
+    def health(self) -> Health: ...
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        """Chunks of one request. Errors are raised as `PhloemError`; before the first chunk they
+        mean that nothing was computed. Closing the iterator aborts the request."""
+        ...
+
+    async def tokenize(self, text: str, *, special: bool = True) -> list[int]:
+        """Text → ids; `special` recognises control tokens in the text."""
+        ...
+
+    async def detokenize(self, ids: list[int], *, skip_special: bool = False) -> str: ...
+
+    async def render_chat(
+        self,
+        messages: list[ChatMessage],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, object]] | None = None,
+        template_kwargs: dict[str, object] | None = None,
+    ) -> list[int]:
+        """The chat prompt as token ids. Raises `InvalidRequest` with the template's own reason."""
+        ...
+
+    async def flush(self) -> int:
+        """Drop all unlocked KV; the number of tokens dropped."""
+        ...
+
+    def abort(self, rid: str) -> bool:
+        """End a request by its exact id; False when there is none."""
+        ...
+
+    def abort_all(self) -> int:
+        """End every request; how many there were."""
+        ...

@@ -1,0 +1,394 @@
+"""Every message that crosses a process boundary, one tagged union a channel.
+
+    frontend ──ToScheduler──▶ scheduler ──ToWorker───▶ worker
+    frontend ◀─ToFrontend──── scheduler ◀─FromWorker── worker
+                              scheduler ──ToGrammar──▶ grammar ──StepMasks──▶ worker
+                              scheduler ◀─FromGrammar─ grammar
+
+All are msgspec structs, encoded as MessagePack arrays; token ids and KV slots travel as packed
+little-endian int32 (`pack`, `unpack`), since a prompt of thousands of ids is one copy that way.
+Nobody pickles anything. Decoding an unknown or malformed message raises `msgspec.DecodeError`,
+which the receiver counts and drops: a bad message is its sender's error.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
+
+from phloem.constrained.spec import Constraint
+from phloem.srt.errors import ErrorInfo
+
+
+def pack(values: Sequence[int]) -> bytes:
+    """Token ids or slots → packed little-endian int32."""
+    return array("i", values).tobytes()
+
+
+def unpack(data: bytes) -> list[int]:
+    """Inverse of `pack`."""
+    values = array("i")
+    values.frombytes(data)
+    return values.tolist()
+
+
+class Wire(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Base of wire structs: positional, immutable, untracked by the garbage collector."""
+
+
+# --------------------------------------------------------------------------- request parameters
+
+
+class LogprobsMode(StrEnum):
+    """Which distribution logprobs are taken from."""
+
+    RAW = "raw"  # the model's own: before bias, penalties, mask and temperature
+    PROCESSED = "processed"  # after bias, penalties and mask, before temperature
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the next token is drawn. Order: logit bias, penalties, mask, temperature, top-k, top-p,
+    min-p, draw.
+
+    `temperature` 0 is greedy (ties go to the lowest id). `top_k` 0 is off. `seed` None draws one
+    at admission. `max_tokens` None means up to the context's end. `logprobs` is the number of top
+    alternatives to report beside the sampled token, None for no logprobs at all.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    logprobs_mode: LogprobsMode = LogprobsMode.RAW
+
+
+class TokenLogprob(Wire):
+    """Logprob of one token, and the top alternatives as parallel lists, best first."""
+
+    token: int
+    logprob: float
+    top_tokens: list[int] = []
+    top_logprobs: list[float] = []
+
+
+# --------------------------------------------------------------------------- frontend → scheduler
+
+
+class Submit(Wire, tag="submit"):
+    """A request, tokenised. `prompt` is packed. `prompt_logprobs_from` asks for the logprobs of
+    prompt tokens from that index on (index 0 has none). `deadline_s` counts from receipt.
+    `namespace` keeps its KV apart from other namespaces' (tenant, cache salt)."""
+
+    rid: str
+    prompt: bytes
+    sampling: SamplingParams
+    constraint: Constraint | None = None
+    namespace: str = ""
+    priority: int = 0
+    deadline_s: float | None = None
+    prompt_logprobs_from: int | None = None
+
+
+class Abort(Wire, tag="abort"):
+    """The client left, or a stop string was found: no more steps for `rid`."""
+
+    rid: str
+
+
+class Flush(Wire, tag="flush"):
+    """Drop all KV that no running request holds. Answered with `Flushed`."""
+
+    id: int
+
+
+class Drain(Wire, tag="drain"):
+    """Accept nothing new, finish what runs, then answer `Drained`."""
+
+
+ToScheduler = Submit | Abort | Flush | Drain
+
+
+# --------------------------------------------------------------------------- scheduler → frontend
+
+
+class BackendReady(Wire, tag="ready"):
+    """Worker and grammar process are up; requests may be submitted."""
+
+    kv_slots: int
+    context_length: int
+    vocab_size: int
+    max_running: int
+    startup: dict[str, float]  # phase → seconds
+
+
+class Accepted(Wire, tag="accepted"):
+    """The constraint compiled and the request is queued: from here on it ends in exactly one
+    `Tokens` with a finish reason, or one `Failed`."""
+
+    rid: str
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # an end token, a stop token or a stop string
+    LENGTH = "length"  # max_tokens or the end of the context
+    ABORT = "abort"  # the client left
+
+
+class Tokens(Wire, tag="tokens"):
+    """Newly sampled tokens of a request, and its end when `finish` is set.
+
+    `cached_tokens` of the prompt were taken from the radix tree. `matched` is the token id that
+    stopped it, if one did. `prompt_logprobs` comes once, with the first `Tokens`. A request of
+    max_tokens 0 ends with no token at all.
+    """
+
+    rid: str
+    tokens: list[int]
+    finish: FinishReason | None = None
+    cached_tokens: int = 0
+    matched: int | None = None
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    preemptions: int = 0
+    queue_seconds: float = 0.0
+
+
+class Failed(Wire, tag="failed"):
+    """The one terminal reply of a request that ended in an error."""
+
+    rid: str
+    error: ErrorInfo
+
+
+class Flushed(Wire, tag="flushed"):
+    id: int
+    tokens: int  # how many cached tokens were dropped
+
+
+class Drained(Wire, tag="drained"):
+    """Nothing runs or waits any more."""
+
+
+class StatsSnapshot(Wire, tag="stats"):
+    """Counters since start (`*_total`) and gauges, sent about once a second and on change.
+
+    A snapshot is also the heartbeat: `steps_total` shows progress.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    compiling: int = 0
+    kv_slots: int = 0
+    kv_free: int = 0
+    kv_evictable: int = 0  # cached, unlocked tokens
+    kv_locked: int = 0  # cached tokens a running request holds
+    kv_private: int = 0  # tokens of running requests not (yet) in the tree
+    tree_nodes: int = 0
+    steps_total: int = 0
+    prompt_tokens_total: int = 0
+    cached_tokens_total: int = 0
+    computed_prefill_tokens_total: int = 0
+    generated_tokens_total: int = 0
+    evicted_tokens_total: int = 0
+    preemptions_total: int = 0
+    requests_total: int = 0
+    aborted_total: int = 0
+    failed_total: int = 0
+    grammar_compiles_total: int = 0
+    grammar_compile_seconds_total: float = 0.0
+    grammar_cache_hits_total: int = 0
+    bad_messages_total: int = 0
+    step_seconds_total: float = 0.0  # plan sent → result applied
+    schedule_seconds_total: float = 0.0  # of that, time in the scheduler itself
+    forward_seconds_total: float = 0.0
+    mask_wait_seconds_total: float = 0.0
+    sample_seconds_total: float = 0.0
+
+
+ToFrontend = BackendReady | Accepted | Tokens | Failed | Flushed | Drained | StatsSnapshot
+
+
+# --------------------------------------------------------------------------- scheduler → worker
+
+
+class RowStart(Wire):
+    """What the worker must know of a row when it first sees it, or sees it again after preemption.
+
+    `prefix_slots` (packed) hold the KV of tokens [0, start of this step's tokens). `stop_ids` are
+    all ids that end the request, banned until `min_tokens` were produced. `history` (packed) is
+    every token before this step's, sent only when penalties need it. `prompt_len` separates
+    prompt from output in the row's sequence.
+    """
+
+    prompt_len: int
+    prefix_slots: bytes
+    sampling: SamplingParams
+    seed: int
+    stop_ids: list[int]
+    history: bytes = b""
+    prompt_logprobs_from: int | None = None
+
+
+class RowPlan(Wire):
+    """One row's work in a step: compute `tokens` (packed) into `slots` (packed, same count).
+
+    Empty `tokens` with one slot means "your last sampled token". `epoch` names one admission of
+    one request: a row whose epoch changed is new and comes with `start`. `sample` says that the
+    sequence is complete with this step, so a token is to be drawn; `masked` that the draw waits
+    for this row's vocabulary mask.
+    """
+
+    row: int
+    epoch: int
+    tokens: bytes
+    slots: bytes
+    sample: bool
+    masked: bool = False
+    start: RowStart | None = None
+
+
+class StepPlan(Wire, tag="step"):
+    step_id: int
+    rows: list[RowPlan]
+
+
+class StopWorker(Wire, tag="stop"):
+    """Leave in good order."""
+
+
+ToWorker = StepPlan | StopWorker
+
+
+# --------------------------------------------------------------------------- worker → scheduler
+
+
+class WorkerReady(Wire, tag="worker_ready"):
+    kv_slots: int  # slots of the pool, slot 0 (padding) included
+    context_length: int
+    vocab_size: int
+    eos_ids: list[int]
+    startup: dict[str, float]
+
+
+class RowResult(Wire):
+    """What a row gave. `token` is -1 when nothing was sampled or `error` is set."""
+
+    epoch: int
+    token: int = -1
+    logprob: TokenLogprob | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None  # of this step's prompt tokens, in order
+    error: str | None = None
+
+
+class StepResult(Wire, tag="result"):
+    """Outcome of step `step_id`, rows in the plan's order. `error` set: the forward pass itself
+    failed, no row has valid KV for this step's tokens."""
+
+    step_id: int
+    rows: list[RowResult]
+    forward_seconds: float = 0.0
+    mask_wait_seconds: float = 0.0
+    sample_seconds: float = 0.0
+    error: str | None = None
+
+
+FromWorker = WorkerReady | StepResult
+
+
+# --------------------------------------------------------------------------- scheduler → grammar
+
+
+class GrammarCompile(Wire, tag="compile"):
+    """Compile `constraint`, known from now on by `key`; answered with `GrammarCompiled`."""
+
+    key: str
+    constraint: Constraint
+
+
+class GrammarRow(Wire):
+    """Bring request `uid`'s matcher (of grammar `key`) to its history and fill its mask.
+
+    `tokens` are the sampled tokens from index `at` of the request's output on. A matcher that is
+    further than `at` rolls back; one that is not that far (it was rebuilt after a kill) is asked
+    for again with `at` 0 by `GrammarReplay`. `mask_row` is the row of the mask buffer to fill.
+    """
+
+    uid: int
+    key: str
+    at: int
+    tokens: list[int]
+    mask_row: int
+
+
+class GrammarStep(Wire, tag="masks"):
+    """Fill the masks that step `step_id` samples with, into buffer `step_id % 2`, then tell the
+    worker with `StepMasks`."""
+
+    step_id: int
+    rows: list[GrammarRow]
+
+
+class GrammarClose(Wire, tag="close"):
+    """These requests are over; their matchers may go."""
+
+    uids: list[int]
+
+
+class StopGrammar(Wire, tag="stop"):
+    """Leave in good order."""
+
+
+ToGrammar = GrammarCompile | GrammarStep | GrammarClose | StopGrammar
+
+
+# --------------------------------------------------------------------------- grammar → scheduler
+
+
+class GrammarReady(Wire, tag="grammar_ready"):
+    """The process is up and knows nothing: compile what is live again, replay on demand."""
+
+    startup: dict[str, float]
+
+
+class GrammarCompiled(Wire, tag="compiled"):
+    """`error` None: the grammar of `key` is ready. `cached` when nothing had to be compiled."""
+
+    key: str
+    error: ErrorInfo | None
+    seconds: float
+    cached: bool = False
+
+
+class GrammarReplay(Wire, tag="replay"):
+    """These matchers are behind or unknown: send their rows of step `step_id` again, from 0."""
+
+    step_id: int
+    uids: list[int]
+
+
+FromGrammar = GrammarReady | GrammarCompiled | GrammarReplay
+
+
+# --------------------------------------------------------------------------- grammar → worker
+
+
+class StepMasks(Wire, tag="step_masks"):
+    """Masks of these `rows` (mask_row indices) of step `step_id` are in the buffer; `failed` rows
+    have none, with the reason: they end in an error, their neighbours do not notice."""
+
+    step_id: int
+    rows: list[int]
+    failed: dict[int, str] = {}
