@@ -75,7 +75,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs_mode: LogprobsMode = LogprobsMode.RAW
 
 
-class TokenLogprob(Wire):
+class TokenLogprob(Wire, frozen=True):
     """Logprob of one token, and the top alternatives as parallel lists, best first."""
 
     token: int
@@ -87,7 +87,7 @@ class TokenLogprob(Wire):
 # --------------------------------------------------------------------------- frontend → scheduler
 
 
-class Submit(Wire, tag="submit"):
+class Submit(Wire, frozen=True, tag="submit"):
     """A request, tokenised. `prompt` is packed. `prompt_logprobs_from` asks for the logprobs of
     prompt tokens from that index on (index 0 has none). `deadline_s` counts from receipt.
     `namespace` keeps its KV apart from other namespaces' (tenant, cache salt)."""
@@ -102,19 +102,19 @@ class Submit(Wire, tag="submit"):
     prompt_logprobs_from: int | None = None
 
 
-class Abort(Wire, tag="abort"):
+class Abort(Wire, frozen=True, tag="abort"):
     """The client left, or a stop string was found: no more steps for `rid`."""
 
     rid: str
 
 
-class Flush(Wire, tag="flush"):
+class Flush(Wire, frozen=True, tag="flush"):
     """Drop all KV that no running request holds. Answered with `Flushed`."""
 
     id: int
 
 
-class Drain(Wire, tag="drain"):
+class Drain(Wire, frozen=True, tag="drain"):
     """Accept nothing new, finish what runs, then answer `Drained`."""
 
 
@@ -124,7 +124,7 @@ ToScheduler = Submit | Abort | Flush | Drain
 # --------------------------------------------------------------------------- scheduler → frontend
 
 
-class BackendReady(Wire, tag="ready"):
+class BackendReady(Wire, frozen=True, tag="ready"):
     """Worker and grammar process are up; requests may be submitted."""
 
     kv_slots: int
@@ -134,7 +134,7 @@ class BackendReady(Wire, tag="ready"):
     startup: dict[str, float]  # phase → seconds
 
 
-class Accepted(Wire, tag="accepted"):
+class Accepted(Wire, frozen=True, tag="accepted"):
     """The constraint compiled and the request is queued: from here on it ends in exactly one
     `Tokens` with a finish reason, or one `Failed`."""
 
@@ -147,7 +147,7 @@ class FinishReason(StrEnum):
     ABORT = "abort"  # the client left
 
 
-class Tokens(Wire, tag="tokens"):
+class Tokens(Wire, frozen=True, tag="tokens"):
     """Newly sampled tokens of a request, and its end when `finish` is set.
 
     `cached_tokens` of the prompt were taken from the radix tree. `matched` is the token id that
@@ -166,23 +166,23 @@ class Tokens(Wire, tag="tokens"):
     queue_seconds: float = 0.0
 
 
-class Failed(Wire, tag="failed"):
+class Failed(Wire, frozen=True, tag="failed"):
     """The one terminal reply of a request that ended in an error."""
 
     rid: str
     error: ErrorInfo
 
 
-class Flushed(Wire, tag="flushed"):
+class Flushed(Wire, frozen=True, tag="flushed"):
     id: int
     tokens: int  # how many cached tokens were dropped
 
 
-class Drained(Wire, tag="drained"):
+class Drained(Wire, frozen=True, tag="drained"):
     """Nothing runs or waits any more."""
 
 
-class StatsSnapshot(Wire, tag="stats"):
+class StatsSnapshot(Wire, frozen=True, tag="stats"):
     """Counters since start (`*_total`) and gauges, sent about once a second and on change.
 
     A snapshot is also the heartbeat: `steps_total` shows progress.
@@ -224,7 +224,7 @@ ToFrontend = BackendReady | Accepted | Tokens | Failed | Flushed | Drained | Sta
 # --------------------------------------------------------------------------- scheduler → worker
 
 
-class RowStart(Wire):
+class RowStart(Wire, frozen=True):
     """What the worker must know of a row when it first sees it, or sees it again after preemption.
 
     `prefix_slots` (packed) hold the KV of tokens [0, start of this step's tokens). `stop_ids` are
@@ -242,7 +242,7 @@ class RowStart(Wire):
     prompt_logprobs_from: int | None = None
 
 
-class RowPlan(Wire):
+class RowPlan(Wire, frozen=True):
     """One row's work in a step: compute `tokens` (packed) into `slots` (packed, same count).
 
     Empty `tokens` with one slot means "your last sampled token". `epoch` names one admission of
@@ -260,12 +260,12 @@ class RowPlan(Wire):
     start: RowStart | None = None
 
 
-class StepPlan(Wire, tag="step"):
+class StepPlan(Wire, frozen=True, tag="step"):
     step_id: int
     rows: list[RowPlan]
 
 
-class StopWorker(Wire, tag="stop"):
+class StopWorker(Wire, frozen=True, tag="stop"):
     """Leave in good order."""
 
 
@@ -275,7 +275,7 @@ ToWorker = StepPlan | StopWorker
 # --------------------------------------------------------------------------- worker → scheduler
 
 
-class WorkerReady(Wire, tag="worker_ready"):
+class WorkerReady(Wire, frozen=True, tag="worker_ready"):
     kv_slots: int  # slots of the pool, slot 0 (padding) included
     context_length: int
     vocab_size: int
@@ -283,7 +283,7 @@ class WorkerReady(Wire, tag="worker_ready"):
     startup: dict[str, float]
 
 
-class RowResult(Wire):
+class RowResult(Wire, frozen=True):
     """What a row gave. `token` is -1 when nothing was sampled or `error` is set."""
 
     epoch: int
@@ -293,7 +293,7 @@ class RowResult(Wire):
     error: str | None = None
 
 
-class StepResult(Wire, tag="result"):
+class StepResult(Wire, frozen=True, tag="result"):
     """Outcome of step `step_id`, rows in the plan's order. `error` set: the forward pass itself
     failed, no row has valid KV for this step's tokens."""
 
@@ -311,14 +311,14 @@ FromWorker = WorkerReady | StepResult
 # --------------------------------------------------------------------------- scheduler → grammar
 
 
-class GrammarCompile(Wire, tag="compile"):
+class GrammarCompile(Wire, frozen=True, tag="compile"):
     """Compile `constraint`, known from now on by `key`; answered with `GrammarCompiled`."""
 
     key: str
     constraint: Constraint
 
 
-class GrammarRow(Wire):
+class GrammarRow(Wire, frozen=True):
     """Bring request `uid`'s matcher (of grammar `key`) to its history and fill its mask.
 
     `tokens` are the sampled tokens from index `at` of the request's output on. A matcher that is
@@ -333,7 +333,7 @@ class GrammarRow(Wire):
     mask_row: int
 
 
-class GrammarStep(Wire, tag="masks"):
+class GrammarStep(Wire, frozen=True, tag="masks"):
     """Fill the masks that step `step_id` samples with, into buffer `step_id % 2`, then tell the
     worker with `StepMasks`."""
 
@@ -341,13 +341,13 @@ class GrammarStep(Wire, tag="masks"):
     rows: list[GrammarRow]
 
 
-class GrammarClose(Wire, tag="close"):
+class GrammarClose(Wire, frozen=True, tag="close"):
     """These requests are over; their matchers may go."""
 
     uids: list[int]
 
 
-class StopGrammar(Wire, tag="stop"):
+class StopGrammar(Wire, frozen=True, tag="stop"):
     """Leave in good order."""
 
 
@@ -357,13 +357,13 @@ ToGrammar = GrammarCompile | GrammarStep | GrammarClose | StopGrammar
 # --------------------------------------------------------------------------- grammar → scheduler
 
 
-class GrammarReady(Wire, tag="grammar_ready"):
+class GrammarReady(Wire, frozen=True, tag="grammar_ready"):
     """The process is up and knows nothing: compile what is live again, replay on demand."""
 
     startup: dict[str, float]
 
 
-class GrammarCompiled(Wire, tag="compiled"):
+class GrammarCompiled(Wire, frozen=True, tag="compiled"):
     """`error` None: the grammar of `key` is ready. `cached` when nothing had to be compiled."""
 
     key: str
@@ -372,7 +372,7 @@ class GrammarCompiled(Wire, tag="compiled"):
     cached: bool = False
 
 
-class GrammarReplay(Wire, tag="replay"):
+class GrammarReplay(Wire, frozen=True, tag="replay"):
     """These matchers are behind or unknown: send their rows of step `step_id` again, from 0."""
 
     step_id: int
@@ -385,7 +385,7 @@ FromGrammar = GrammarReady | GrammarCompiled | GrammarReplay
 # --------------------------------------------------------------------------- grammar → worker
 
 
-class StepMasks(Wire, tag="step_masks"):
+class StepMasks(Wire, frozen=True, tag="step_masks"):
     """Masks of these `rows` (mask_row indices) of step `step_id` are in the buffer; `failed` rows
     have none, with the reason: they end in an error, their neighbours do not notice."""
 

@@ -1,0 +1,90 @@
+"""Entry point of a child process: `python -m phloem.srt.process ROLE`, options as one JSON line on
+standard input.
+
+Standard input stays open as long as the parent lives. When it ends, whatever killed the parent,
+the child leaves: there are no orphans. SIGINT is the parent's business (a terminal sends it to
+the whole group).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+
+log = logging.getLogger("phloem")
+
+ROLES = ("scheduler", "worker", "grammar")
+
+
+def error_file(run_dir: str | Path, role: str) -> Path:
+    """Where a child that fails to start leaves its reason, in one line."""
+    return Path(run_dir) / f"{role}.error"
+
+
+def _read_line() -> bytes:
+    """One line from file descriptor 0, unbuffered: the rest of the pipe is the parent's pulse."""
+    data = bytearray()
+    while not data.endswith(b"\n"):
+        piece = os.read(0, 1 << 16)
+        if not piece:
+            break
+        data += piece
+    return bytes(data)
+
+
+def _leave_with_parent() -> None:
+    while os.read(0, 1 << 10):
+        continue
+    os._exit(1)
+
+
+def _run(role: str, options: bytes) -> None:
+    match role:
+        case "scheduler":
+            from phloem.srt.scheduler.options import SchedulerProcessOptions
+            from phloem.srt.scheduler.process import main as scheduler_main
+
+            scheduler_main(msgspec.json.decode(options, type=SchedulerProcessOptions))
+        case "worker":
+            from phloem.srt.worker.options import WorkerProcessOptions
+            from phloem.srt.worker.process import main as worker_main
+
+            worker_main(msgspec.json.decode(options, type=WorkerProcessOptions))
+        case "grammar":
+            from phloem.srt.grammar.options import GrammarOptions
+            from phloem.srt.grammar.process import main as grammar_main
+
+            grammar_main(msgspec.json.decode(options, type=GrammarOptions))
+
+
+class _Common(msgspec.Struct):
+    """The options that every role has."""
+
+    run_dir: str
+    log_level: str = "info"
+
+
+def main() -> int:
+    role = sys.argv[1]
+    options = _read_line()
+    common = msgspec.json.decode(options, type=_Common)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_leave_with_parent, name="parent-watch", daemon=True).start()
+    logging.basicConfig(level=common.log_level.upper(), format=f"%(levelname)s {role}: %(message)s")
+    try:
+        _run(role, options)
+    except Exception as error:
+        error_file(common.run_dir, role).write_text(f"{error or type(error).__name__}\n")
+        log.exception("the %s process ends", role)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

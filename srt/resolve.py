@@ -1,0 +1,269 @@
+"""What was asked and what there is → what will be done, once, with the reason for each choice.
+
+`detect_hardware` looks at the machine, `resolve` chooses; nothing later changes its mind. The
+KV pool needs one thing more, the model's bytes per slot, so `choose_kv_tokens` is called when the
+model's configuration has been read.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import psutil
+
+from phloem.srt.config import ServeConfig
+from phloem.srt.errors import InvalidRequest
+
+T = TypeVar("T")
+
+MAX_DEFAULT_KV_TOKENS = 131_072
+MIN_KV_TOKENS = 16
+
+# Widest first: the first set that the CPU has in full names its ISA (flags as in /proc/cpuinfo).
+_ISA_FLAGS: tuple[tuple[str, frozenset[str]], ...] = (
+    ("amx-bf16", frozenset({"amx_bf16", "amx_tile"})),
+    ("avx512-bf16", frozenset({"avx512f", "avx512_bf16"})),
+    ("avx512-vnni", frozenset({"avx512f", "avx512_vnni"})),
+    ("avx512", frozenset({"avx512f", "avx512bw", "avx512vl"})),
+    ("avx2", frozenset({"avx2", "fma"})),
+    ("sve-bf16", frozenset({"sve", "bf16"})),
+    ("neon-bf16", frozenset({"asimd", "bf16"})),
+    ("neon", frozenset({"asimd"})),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """The machine as this process may use it. Memory is in bytes; `flags` as in /proc/cpuinfo.
+
+    `affinity` counts the logical CPUs the process may run on; `quota` is its control group's share
+    of CPU time in CPUs, None for no limit.
+    """
+
+    cpu: str
+    flags: frozenset[str]
+    logical_cpus: int
+    affinity: int
+    quota: float | None
+    memory_total: int
+    memory_free: int
+
+    @property
+    def isa(self) -> str:
+        """The widest vector instructions there are, by a name of ours; `generic` for none."""
+        return next((name for name, needed in _ISA_FLAGS if needed <= self.flags), "generic")
+
+    @property
+    def native_bfloat16(self) -> bool:
+        """Whether the CPU multiplies bfloat16 itself."""
+        return self.isa.endswith("bf16")
+
+    @property
+    def usable_cores(self) -> int:
+        """CPUs that this process can keep busy."""
+        return self.affinity if self.quota is None else max(1, min(self.affinity, int(self.quota)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """The choices; `reasons` has a sentence for each, by field name."""
+
+    config: ServeConfig
+    hardware: Hardware
+    threads: int
+    dtype: Literal["float32", "bfloat16"]
+    isa: str
+    reasons: dict[str, str]
+
+
+def resolve(asked: ServeConfig, hardware: Hardware) -> Resolved:
+    """Choose what `asked` leaves open. Raises `InvalidRequest` naming an option that is out of
+    its range."""
+    _check_ranges(asked)
+    reasons: dict[str, str] = {}
+    threads, reasons["threads"] = _choose_threads(asked.worker.threads, hardware)
+    dtype, reasons["dtype"] = _choose_dtype(asked.model.dtype, hardware)
+    reasons["isa"] = f"what {hardware.cpu} has"
+    return Resolved(
+        config=asked,
+        hardware=hardware,
+        threads=threads,
+        dtype=dtype,
+        isa=hardware.isa,
+        reasons=reasons,
+    )
+
+
+def choose_kv_tokens(
+    asked: int | None, *, bytes_per_slot: int, hardware: Hardware
+) -> tuple[int, str]:
+    """KV slots and why: as asked, else what a quarter of the free memory holds, up to a bound.
+
+    `bytes_per_slot` is what one token's K and V take over all layers. Raises `InvalidRequest` when
+    memory has no room for what was asked, or for any useful pool.
+    """
+    fit = hardware.memory_free // bytes_per_slot
+    each = f"{bytes_per_slot:,} bytes each"
+    free = f"{hardware.memory_free / 2**30:.1f} GiB free"
+    if asked is not None:
+        if asked > fit:
+            raise InvalidRequest(
+                f"kv_tokens {asked:,} at {each} do not fit: {free}, room for {fit:,}",
+                param="cache.kv_tokens",
+            )
+        return asked, f"asked for; {each}"
+    quarter = fit // 4
+    if quarter < MIN_KV_TOKENS:
+        raise InvalidRequest(
+            f"no room for a KV cache: {free}, {each}; ask for kv_tokens explicitly",
+            param="cache.kv_tokens",
+        )
+    if quarter >= MAX_DEFAULT_KV_TOKENS:
+        return MAX_DEFAULT_KV_TOKENS, f"the default's upper bound; {each}, {free}"
+    return quarter, f"a quarter of the memory ({free}) at {each}"
+
+
+def _choose_threads(asked: int | None, hardware: Hardware) -> tuple[int, str]:
+    if asked is not None:
+        return asked, "asked for"
+    cores = hardware.usable_cores
+    if cores < hardware.affinity:
+        return cores, f"CPU quota of {hardware.quota:g}"
+    if cores < hardware.logical_cpus:
+        return cores, f"allowed on {cores} of {hardware.logical_cpus} CPUs"
+    return cores, f"one for each of {cores} CPUs"
+
+
+def _choose_dtype(
+    asked: Literal["auto", "float32", "bfloat16"], hardware: Hardware
+) -> tuple[Literal["float32", "bfloat16"], str]:
+    if asked != "auto":
+        return asked, "asked for"
+    if hardware.native_bfloat16:
+        return "bfloat16", f"the CPU multiplies it natively ({hardware.isa})"
+    return "float32", f"no native bfloat16 on this CPU ({hardware.isa})"
+
+
+def _check_ranges(asked: ServeConfig) -> None:
+    at_least: tuple[tuple[str, float | None, float], ...] = (
+        ("model.context_length", asked.model.context_length, 1),
+        ("server.port", asked.server.port, 0),
+        ("server.max_body_bytes", asked.server.max_body_bytes, 1),
+        ("server.drain_seconds", asked.server.drain_seconds, 0),
+        ("cache.kv_tokens", asked.cache.kv_tokens, MIN_KV_TOKENS),
+        ("scheduler.max_running", asked.scheduler.max_running, 1),
+        ("scheduler.max_waiting", asked.scheduler.max_waiting, 0),
+        ("scheduler.max_step_tokens", asked.scheduler.max_step_tokens, 1),
+        ("scheduler.request_timeout_s", asked.scheduler.request_timeout_s, 0),
+        ("worker.threads", asked.worker.threads, 1),
+        ("constraints.compile_timeout_s", asked.constraints.compile_timeout_s, 0),
+        ("constraints.compile_threads", asked.constraints.compile_threads, 1),
+        ("constraints.memory_bytes", asked.constraints.memory_bytes, 1),
+        ("constraints.cache_bytes", asked.constraints.cache_bytes, 0),
+    )
+    for option, value, least in at_least:
+        if value is not None and not value >= least:  # so that NaN is refused too
+            raise InvalidRequest(f"{option} is {value}; it must be at least {least}", param=option)
+    if asked.server.port > 65_535:
+        raise InvalidRequest(
+            f"server.port is {asked.server.port}; the largest is 65535", param="server.port"
+        )
+    if asked.scheduler.max_running > asked.scheduler.max_step_tokens:
+        raise InvalidRequest(
+            f"scheduler.max_running ({asked.scheduler.max_running}) exceeds "
+            f"scheduler.max_step_tokens ({asked.scheduler.max_step_tokens}): "
+            "a step must have a token for every running request",
+            param="scheduler.max_running",
+        )
+
+
+def detect_hardware(root: Path = Path("/")) -> Hardware:
+    """Look at this machine. `root` is where `proc` and `sys` are (tests give another)."""
+    cpu, flags = _read_cpuinfo(root / "proc" / "cpuinfo")
+    memory = psutil.virtual_memory()
+    logical = os.cpu_count() or 1
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
+    groups = _control_groups(root)
+    limit, used = _memory_limit(groups)
+    total = memory.total if limit is None else min(memory.total, limit)
+    free = memory.available if limit is None else min(memory.available, max(0, limit - used))
+    return Hardware(
+        cpu=cpu,
+        flags=flags,
+        logical_cpus=logical,
+        affinity=affinity,
+        quota=_cpu_quota(groups),
+        memory_total=total,
+        memory_free=free,
+    )
+
+
+def _read_cpuinfo(path: Path) -> tuple[str, frozenset[str]]:
+    name, flags = platform.processor() or platform.machine(), frozenset[str]()
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return name, flags
+    for line in lines:
+        key, _, value = (part.strip() for part in line.partition(":"))
+        if key == "model name":
+            name = value
+        elif key in ("flags", "Features"):
+            flags = frozenset(value.split())
+            break
+    return name, flags
+
+
+def _control_groups(root: Path) -> list[Path]:
+    """Folders of this process's control groups and their ancestors, both hierarchy versions."""
+    try:
+        lines = (root / "proc" / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    mount = root / "sys" / "fs" / "cgroup"
+    found = []
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        base = mount / controllers.removeprefix("name=") if controllers else mount
+        folder = base / group.lstrip("/")
+        found += [folder, *(parent for parent in folder.parents if parent.is_relative_to(base))]
+    return found
+
+
+def _cpu_quota(groups: list[Path]) -> float | None:
+    """The tightest CPU quota of the groups, in CPUs."""
+    quotas = []
+    for group in groups:
+        both = _numbers(group / "cpu.max")
+        if not both:
+            both = _numbers(group / "cpu.cfs_quota_us") + _numbers(group / "cpu.cfs_period_us")
+        if len(both) == 2 and both[0] > 0 and both[1] > 0:
+            quotas.append(both[0] / both[1])
+    return min(quotas, default=None)
+
+
+def _memory_limit(groups: list[Path]) -> tuple[int | None, int]:
+    """The tightest memory limit of the groups, and what is used of it, in bytes."""
+    found = []
+    for group in groups:
+        for limit, used in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            limits = _numbers(group / limit)
+            # the first version writes "no limit" as a number near 2**63
+            if limits and limits[0] < 1 << 60:
+                found.append((limits[0], sum(_numbers(group / used)[:1])))
+    return min(found, key=lambda pair: pair[0] - pair[1], default=(None, 0))
+
+
+def _numbers(path: Path) -> list[int]:
+    """The whole numbers in a control file; empty when it is absent or says `max`."""
+    try:
+        return [int(word) for word in path.read_text().split()]
+    except (OSError, ValueError):
+        return []

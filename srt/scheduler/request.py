@@ -1,0 +1,107 @@
+"""One request inside the scheduler: a token sequence, and how much of it has KV.
+
+There is no prefill state and no decode state. `computed_len` chases `len(tokens)`: a fresh prompt,
+a chunk in the middle, a decode step and a resume after preemption differ only in the distance.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum
+
+from phloem.constrained.spec import Constraint
+from phloem.radix import Lease
+from phloem.srt.messages import SamplingParams, TokenLogprob
+
+
+class Status(Enum):
+    COMPILING = "compiling"  # its grammar is not ready
+    WAITING = "waiting"  # in the queue, for the first time or after preemption
+    RUNNING = "running"  # has a row in the worker
+    FINISHED = "finished"
+
+
+_ALLOWED: dict[Status, tuple[Status, ...]] = {
+    Status.COMPILING: (Status.WAITING, Status.FINISHED),
+    Status.WAITING: (Status.RUNNING, Status.FINISHED),
+    Status.RUNNING: (Status.WAITING, Status.FINISHED),
+    Status.FINISHED: (),
+}
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Request:
+    """State of one request. Owned by the scheduler; only `Ledger` touches KV fields.
+
+    `tokens` is the prompt followed by the output. KV exists for tokens [0, computed_len): those in
+    [0, lease.length) lie in the tree, the rest in `tail_slots`, one slot a token, this request's
+    alone until it ends. `private` requests keep all they compute in the tail: the tree already
+    holds (some of) the same tokens under other slots, which stay evictable.
+    """
+
+    uid: int
+    rid: str
+    tokens: array[int]
+    prompt_len: int
+    sampling: SamplingParams
+    seed: int
+    max_output: int
+    stop_ids: frozenset[int]
+    arrival: float
+    deadline: float
+    namespace: str = ""
+    priority: int = 0
+    constraint: Constraint | None = None
+    grammar_key: str | None = None
+    prompt_logprobs_from: int | None = None
+
+    status: Status = Status.WAITING
+    aborted: bool = False
+    expired: bool = False
+    epoch: int = 0
+    row: int = -1
+    row_sampled: bool = False
+    """The row drew the last token itself, so the worker has it."""
+    lease: Lease | None = None
+    tail_slots: list[int] = field(default_factory=list)
+    private: bool = False
+    computed_len: int = 0
+
+    cached_tokens: int | None = None
+    preemptions: int = 0
+    started: float | None = None
+    grammar_tokens: int = 0
+    """Output tokens that the grammar process was told of."""
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    announced: bool = False
+    """Whether the first `Tokens` (with the prompt's logprobs) went out."""
+
+    def move_to(self, status: Status) -> None:
+        """Change status along an allowed edge; anything else is a bug and raises."""
+        if status not in _ALLOWED[self.status]:
+            raise RuntimeError(f"request {self.rid}: {self.status.value} → {status.value}")
+        self.status = status
+
+    @property
+    def output_len(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that have no KV yet."""
+        return len(self.tokens) - self.computed_len
+
+    @property
+    def is_prefilling(self) -> bool:
+        """More than the last sampled token is missing, or no token was sampled yet."""
+        return self.computed_len < max(self.prompt_len, len(self.tokens) - 1)
+
+    @property
+    def match_limit(self) -> int:
+        """Tokens that may come from the tree: the last one is always computed, and so are those
+        whose logits the prompt's logprobs are read from."""
+        limit = len(self.tokens) - 1
+        if self.prompt_logprobs_from is not None and not self.announced:
+            limit = min(limit, max(0, self.prompt_logprobs_from - 1))
+        return limit

@@ -1,0 +1,111 @@
+"""Child processes: spawned with an argument and one JSON line, watched, stopped in order.
+
+A `Generation` is one life of the backend: scheduler, worker and grammar process around one run
+directory. When the scheduler or the worker dies the generation is over (its KV is gone) and a new
+one is started with fresh sockets, so nothing of the old one can be mistaken for the new one's.
+The grammar process alone may be replaced within a generation: its state is derived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from phloem.srt.process import error_file
+
+log = logging.getLogger(__name__)
+
+# Compute threads must sleep, not spin, between operations: with two cores a spinning pool starves
+# the scheduler. OpenMP reads this once, before torch is imported.
+_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+
+
+class ChildDied(Exception):
+    """A child ended by itself. `reason` is its own last word, or how it ended."""
+
+    def __init__(self, role: str, reason: str) -> None:
+        super().__init__(f"the {role} process {reason}")
+        self.role = role
+        self.reason = reason
+
+
+class Generation:
+    """The backend's processes around `run_dir`, an existing, private directory.
+
+    `options` maps each role to its options struct.
+    """
+
+    def __init__(self, run_dir: Path, options: dict[str, msgspec.Struct]) -> None:
+        self.run_dir = run_dir
+        self.options = options
+        self._children: dict[str, asyncio.subprocess.Process] = {}
+        self._waiters: dict[asyncio.Task[int], str] = {}
+
+    async def start(self) -> None:
+        for role in self.options:
+            await self._spawn(role)
+
+    async def _spawn(self, role: str) -> None:
+        environment = os.environ | _ENVIRONMENT
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "phloem.srt.process",
+            role,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=sys.stderr.fileno(),  # standard output belongs to the command's answer
+            env=environment,
+        )
+        assert child.stdin is not None
+        child.stdin.write(msgspec.json.encode(self.options[role]) + b"\n")
+        self._children[role] = child
+        self._waiters[asyncio.create_task(child.wait(), name=f"wait for {role}")] = role
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {role: child.pid for role, child in self._children.items()}
+
+    async def wait_for_death(self) -> ChildDied:
+        """The next child that ends, and why."""
+        done, _ = await asyncio.wait(self._waiters, return_when=asyncio.FIRST_COMPLETED)
+        task = done.pop()
+        role = self._waiters.pop(task)
+        return ChildDied(role, self._last_word(role, task.result()))
+
+    def _last_word(self, role: str, code: int) -> str:
+        try:
+            return f"failed: {error_file(self.run_dir, role).read_text().strip()}"
+        except OSError:
+            if code < 0:
+                return f"was killed by {signal.Signals(-code).name}"
+            return f"ended with exit code {code}"
+
+    async def restart(self, role: str) -> None:
+        """Put a new process in the place of one that ended."""
+        error_file(self.run_dir, role).unlink(missing_ok=True)
+        await self._spawn(role)
+
+    async def stop(self, grace_seconds: float = 2.0) -> None:
+        """End all children: politely by closing their standard input, then by SIGKILL."""
+        for child in self._children.values():
+            if child.stdin is not None:
+                child.stdin.close()
+        deadline = time.monotonic() + grace_seconds
+        if self._waiters:
+            await asyncio.wait(self._waiters, timeout=max(0.0, deadline - time.monotonic()))
+        for child in self._children.values():
+            if child.returncode is None:
+                child.kill()
+        if self._waiters:
+            await asyncio.wait(self._waiters)
+        self._waiters.clear()
+        self._children.clear()
+        await asyncio.to_thread(shutil.rmtree, self.run_dir, ignore_errors=True)

@@ -1,0 +1,155 @@
+"""Fakes to test a scheduler, or code on top of one, without a model: shipped, typed, documented."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from phloem.srt.messages import (
+    RowPlan,
+    RowResult,
+    StepPlan,
+    StepResult,
+    TokenLogprob,
+    WorkerReady,
+    unpack,
+)
+
+_MASK = (1 << 61) - 1
+
+
+def chain(state: int, token: int) -> int:
+    """Hash of a token sequence, one token further: what stands for KV in the fake worker."""
+    return (state * 1_000_003 + token + 1) * 0x9E3779B97F4A7C15 & _MASK
+
+
+class ManualClock:
+    """A clock that goes when told. Seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class ProtocolViolation(AssertionError):
+    """The scheduler planned something that would make a real worker read wrong KV."""
+
+
+@dataclass
+class _Row:
+    epoch: int
+    prompt_len: int
+    slots: list[int]
+    last_token: int | None = None
+    prompt_logprobs_from: int | None = None
+    stop_ids: frozenset[int] = frozenset()
+
+
+@dataclass
+class FakeWorker:
+    """A worker whose KV is checkable: each slot holds the hash of the whole prefix it stands for.
+
+    A plan that lets a row read a slot with another prefix raises `ProtocolViolation`: a slot that
+    was freed too early, shared wrongly or never computed cannot go unnoticed. The sampled token is
+    a function of the row's tokens alone (`next_token`), so an answer must not depend on caching,
+    batching, chunking or preemption.
+    """
+
+    kv_slots: int
+    max_rows: int
+    vocab_size: int = 64
+    context_length: int = 1 << 20
+    eos_ids: Sequence[int] = (0,)
+    sample: Callable[[int], int] | None = None
+    """Prefix hash → token; by default spread evenly over the vocabulary."""
+    computed: int = 0
+    """Tokens computed so far."""
+    steps: int = 0
+    _kv: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    _rows: dict[int, _Row] = field(default_factory=dict)
+
+    def ready(self) -> WorkerReady:
+        return WorkerReady(
+            kv_slots=self.kv_slots,
+            context_length=self.context_length,
+            vocab_size=self.vocab_size,
+            eos_ids=list(self.eos_ids),
+            startup={},
+        )
+
+    def next_token(self, tokens: Sequence[int]) -> int:
+        """The token that follows `tokens`, computed from scratch."""
+        state = 0
+        for token in tokens:
+            state = chain(state, token)
+        return self._draw(state)
+
+    def _draw(self, state: int) -> int:
+        return self.sample(state) if self.sample is not None else (state >> 23) % self.vocab_size
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Execute a step, checking every slot it reads and writes."""
+        self.steps += 1
+        written: set[int] = set()
+        results = [self._run_row(row, written) for row in plan.rows]
+        return StepResult(plan.step_id, results, forward_seconds=0.001)
+
+    def _run_row(self, plan: RowPlan, written: set[int]) -> RowResult:
+        row = self._row_of(plan)
+        tokens, slots = unpack(plan.tokens), unpack(plan.slots)
+        if not tokens:
+            if row.last_token is None or len(slots) != 1:
+                raise ProtocolViolation(f"row {plan.row} has no last sampled token")
+            tokens = [row.last_token]
+        if len(tokens) != len(slots):
+            raise ProtocolViolation(f"{len(tokens)} tokens but {len(slots)} slots")
+        state = self._read_prefix(row)
+        prompt_logprobs = []
+        for token, slot in zip(tokens, slots, strict=True):
+            if not 0 < slot < self.kv_slots or slot in written:
+                raise ProtocolViolation(f"slot {slot} written twice or out of the pool")
+            position = len(row.slots)
+            since = row.prompt_logprobs_from
+            if since is not None and max(since, 1) <= position < row.prompt_len:
+                prompt_logprobs.append(TokenLogprob(token, -float(position)))
+            written.add(slot)
+            before, state = state, chain(state, token)
+            self._kv[slot] = (position, before, state)
+            row.slots.append(slot)
+            self.computed += 1
+        if not plan.sample:
+            return RowResult(plan.epoch, prompt_logprobs=prompt_logprobs or None)
+        row.last_token = self._draw(state)
+        return RowResult(plan.epoch, row.last_token, prompt_logprobs=prompt_logprobs or None)
+
+    def _row_of(self, plan: RowPlan) -> _Row:
+        if plan.start is not None:
+            if not 0 <= plan.row < self.max_rows:
+                raise ProtocolViolation(f"row {plan.row} of {self.max_rows}")
+            start = plan.start
+            self._rows[plan.row] = _Row(
+                plan.epoch,
+                start.prompt_len,
+                unpack(start.prefix_slots),
+                prompt_logprobs_from=start.prompt_logprobs_from,
+                stop_ids=frozenset(start.stop_ids),
+            )
+        row = self._rows.get(plan.row)
+        if row is None or row.epoch != plan.epoch:
+            raise ProtocolViolation(f"row {plan.row} was not started for epoch {plan.epoch}")
+        return row
+
+    def _read_prefix(self, row: _Row) -> int:
+        """Check that the row's slots hold one unbroken prefix; its hash."""
+        state = 0
+        for position, slot in enumerate(row.slots):
+            held = self._kv.get(slot)
+            if held is None or held[:2] != (position, state):
+                raise ProtocolViolation(f"slot {slot} does not hold this row's token {position}")
+            state = held[2]
+        return state
