@@ -1,1 +1,1 @@
-
+"""Prometheus metrics: one table of names, one registry."""

@@ -1,0 +1,143 @@
+"""Reading request bodies: strict JSON, typed, and every refusal names the field.
+
+msgspec decodes straight into the request's struct; a second pass by the standard library refuses
+what msgspec lets through (duplicate keys, infinities in fields it skips) and yields the names of
+all top-level keys, so that fields which would change the answer are never ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Generic, NoReturn, TypeVar
+
+import msgspec
+from aiohttp import hdrs, web
+
+from phloem.srt.errors import InvalidRequest
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_PATH = re.compile(r"^(?P<detail>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
+_FIELD = re.compile(r"Object (?:missing required|contains unknown) field `(?P<name>[^`]+)`")
+_CONSTRAINT_LIKE = re.compile(r"guided|grammar|regex|schema|constraint|structur|json_object|lark")
+
+
+class BodyReader(Generic[T]):
+    """Decodes bodies of one route into `type_`.
+
+    `unsupported` maps fields that exist elsewhere to the values that ask for nothing; any other
+    value is refused. Fields unknown to both are accepted, unless their name says that they
+    constrain the output.
+    """
+
+    def __init__(
+        self, type_: type[T], *, unsupported: Mapping[str, tuple[object, ...]] | None = None
+    ) -> None:
+        self._decoder = msgspec.json.Decoder(type_)
+        self._unsupported = dict(unsupported or {})
+        self._fields = frozenset(field.encode_name for field in msgspec.structs.fields(type_))
+
+    async def read(self, request: web.Request) -> T:
+        """The body of `request`. Raises `InvalidRequest`, or aiohttp's 413."""
+        _check_content_type(request)
+        return self.decode(await request.read())
+
+    def decode(self, body: bytes) -> T:
+        try:
+            value = self._decoder.decode(body)
+            loaded = strict_loads(body)
+        except msgspec.ValidationError as error:
+            raise validation_error(error) from None
+        except (msgspec.DecodeError, ValueError) as error:
+            raise InvalidRequest(f"The body is not JSON: {error}", code="invalid_json") from None
+        except RecursionError:
+            raise InvalidRequest("The body is nested too deeply.", code="invalid_json") from None
+        self._check_fields(loaded)
+        return value
+
+    def _check_fields(self, body: object) -> None:
+        if not isinstance(body, dict):
+            return
+        for name, value in body.items():
+            if name in self._fields:
+                continue
+            if name in self._unsupported:
+                if not _among(value, self._unsupported[name]):
+                    raise unsupported(name)
+            elif value is not None and _CONSTRAINT_LIKE.search(name):
+                raise InvalidRequest(
+                    f"`{name}` looks like a constraint, and is not one that is known.",
+                    param=name,
+                    code="unknown_constraint",
+                )
+
+
+def unsupported(name: str, why: str = "it is not supported") -> InvalidRequest:
+    """The refusal of a field whose meaning is known and not offered."""
+    return InvalidRequest(
+        f"`{name}` cannot be honoured: {why}.", param=name, code="unsupported_parameter"
+    )
+
+
+def validation_error(error: msgspec.ValidationError, prefix: str = "") -> InvalidRequest:
+    """msgspec's complaint as a 400, with the JSON path (below `prefix`) as `param`."""
+    match = _PATH.match(str(error))
+    detail = match["detail"] if match else str(error)
+    path = (match["path"] if match else None) or ""
+    parts = [part for part in (prefix, path.removeprefix("$").removeprefix(".")) if part]
+    if named := _FIELD.search(detail):
+        parts.append(named["name"])
+    param = ".".join(parts).replace(".[", "[") or None
+    message = f"{param}: {detail}" if param else f"The body is not valid: {detail}"
+    return InvalidRequest(message, param=param, code="invalid_value")
+
+
+def given(raw: msgspec.Raw) -> bool:
+    """Whether a raw field was sent with anything but null."""
+    return bytes(raw) not in (b"", b"null")
+
+
+def strict_loads(data: bytes) -> object:
+    """JSON with no duplicate key, no NaN and no infinity. Raises `ValueError`, `RecursionError`."""
+    return json.loads(
+        data.decode(),
+        object_pairs_hook=_unique,
+        parse_constant=_refuse_constant,
+        parse_float=_finite,
+    )
+
+
+def _check_content_type(request: web.Request) -> None:
+    """Browsers send other types across origins without asking, so only JSON is read."""
+    declared = request.headers.get(hdrs.CONTENT_TYPE)
+    kind = request.content_type
+    if declared and kind != "application/json" and not kind.endswith("+json"):
+        raise web.HTTPUnsupportedMediaType(reason=f"Content-Type must be JSON, not {kind}")
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {twice!r} comes twice in one object")
+    return result
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is out of range")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _among(value: object, values: tuple[object, ...]) -> bool:
+    """Equality that keeps 1 and true apart."""
+    return any(type(value) is type(one) and value == one for one in values)

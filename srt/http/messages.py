@@ -1,0 +1,110 @@
+"""Chat messages as sent → `ChatMessage`s, as templates take them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from phloem.srt.errors import InvalidRequest
+from phloem.srt.generation import ChatMessage
+from phloem.srt.http.body import strict_loads
+from phloem.srt.http.protocol import ChatRequest, Message, MessageToolCall
+
+ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+RESERVED_KWARGS: Final = frozenset(
+    {"chat_template", "messages", "conversation", "tools", "tokenize", "add_generation_prompt"}
+    | {"continue_final_message", "return_dict", "return_tensors"}
+)
+
+
+def chat_messages(messages: list[Message]) -> list[ChatMessage]:
+    """Raises `InvalidRequest` with the message's path for what no template could render."""
+    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _message(message: Message, at: str) -> ChatMessage:
+    if message.role not in ROLES:
+        raise _invalid(f"{message.role!r} is not a role: {', '.join(ROLES)}.", f"{at}.role")
+    calls = message.tool_calls or None
+    if calls and message.role != "assistant":
+        raise _invalid("Only the assistant calls tools.", f"{at}.tool_calls")
+    if message.content is None and not calls:
+        raise _invalid(f"A message of role {message.role} needs content.", f"{at}.content")
+    return ChatMessage(
+        # The newer name of the same role; templates know the older one.
+        role="system" if message.role == "developer" else message.role,
+        content=_content(message, at),
+        name=message.name,
+        tool_calls=None if calls is None else [_call(c, at, i) for i, c in enumerate(calls)],
+        tool_call_id=message.tool_call_id,
+    )
+
+
+def _content(message: Message, at: str) -> str | None:
+    if message.content is None or isinstance(message.content, str):
+        return message.content
+    texts: list[str] = []
+    for i, part in enumerate(message.content):
+        if part.type != "text":
+            raise InvalidRequest(
+                f"Content of type {part.type!r} is not supported; this model reads text.",
+                param=f"{at}.content[{i}].type",
+                code="unsupported_content",
+            )
+        if part.text is None:
+            raise _invalid("A text part needs its text.", f"{at}.content[{i}].text")
+        texts.append(part.text)
+    return "\n".join(texts)
+
+
+def _call(call: MessageToolCall, at: str, index: int) -> dict[str, object]:
+    """Templates want the arguments as an object; the API carries them as a string of JSON."""
+    param = f"{at}.tool_calls[{index}]"
+    if call.type != "function":
+        raise _invalid(f"A tool call of type {call.type!r} is unknown.", f"{param}.type")
+    arguments: object = {}
+    if call.function.arguments.strip():
+        try:
+            arguments = strict_loads(call.function.arguments.encode())
+        except (ValueError, RecursionError) as error:
+            raise _invalid(
+                f"The arguments are not JSON: {error}", f"{param}.function.arguments"
+            ) from None
+    if not isinstance(arguments, dict):
+        raise _invalid("The arguments are not a JSON object.", f"{param}.function.arguments")
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def generation_prompt(request: ChatRequest) -> tuple[bool, bool]:
+    """`(add_generation_prompt, continue_final_message)`, which exclude each other."""
+    going_on = bool(request.continue_final_message)
+    opening = (
+        not going_on if request.add_generation_prompt is None else (request.add_generation_prompt)
+    )
+    if going_on and opening:
+        raise _invalid(
+            "add_generation_prompt and continue_final_message exclude each other.",
+            "continue_final_message",
+        )
+    if going_on and (request.messages[-1].role != "assistant" or not request.messages[-1].content):
+        raise _invalid(
+            "There is no text of the assistant at the end to go on with.",
+            "continue_final_message",
+        )
+    return opening, going_on
+
+
+def template_kwargs(kwargs: dict[str, object] | None) -> dict[str, object] | None:
+    """Variables for the model's own template; never a template, nor what the server decides."""
+    for name in kwargs or {}:
+        if name in RESERVED_KWARGS:
+            raise InvalidRequest(
+                f"`{name}` cannot be set from a request.",
+                param=f"chat_template_kwargs.{name}",
+                code="unsupported_parameter",
+            )
+    return kwargs or None
+
+
+def _invalid(message: str, param: str) -> InvalidRequest:
+    return InvalidRequest(message, param=param, code="invalid_value")

@@ -1,0 +1,79 @@
+"""What surrounds every handler: request id, errors, API key, counting."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import re
+import uuid
+from typing import Final
+
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
+
+from phloem.srt.errors import InternalError, PhloemError, Unauthorized
+from phloem.srt.http.context import REQUEST_ID, serving
+from phloem.srt.http.errors import error_response, http_exception_response
+
+logger = logging.getLogger(__name__)
+
+REQUEST_ID_HEADER: Final = "X-Request-Id"
+OPEN_PATHS: Final = frozenset({"/health", "/ready"})
+CLIENT_LEFT: Final = 499
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+@web.middleware
+async def request_id_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Give every response an id: the answer's own, the client's, or a fresh one."""
+    sent = request.headers.get(REQUEST_ID_HEADER, "")
+    REQUEST_ID.set(sent if _REQUEST_ID.fullmatch(sent) else f"req-{uuid.uuid4().hex}")
+    response = await handler(request)
+    if not response.prepared:
+        response.headers.setdefault(REQUEST_ID_HEADER, REQUEST_ID.get())
+    return response
+
+
+@web.middleware
+async def metrics_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Count the exchange under its route's pattern, also when its client left."""
+    status = CLIENT_LEFT
+    try:
+        response = await handler(request)
+        status = response.status
+    finally:
+        resource = request.match_info.route.resource
+        route = resource.canonical if resource is not None else "unmatched"
+        serving(request).metrics.http_request(request.method, route, status)
+    return response
+
+
+@web.middleware
+async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """No exception leaves as anything but the error envelope."""
+    try:
+        return await handler(request)
+    except PhloemError as error:
+        if error.status >= 500:
+            logger.warning("%s %s: %s", request.method, request.path, error)
+        return error_response(error)
+    except web.HTTPException as error:
+        return http_exception_response(error)
+    except Exception:
+        logger.exception("%s %s failed (%s)", request.method, request.path, REQUEST_ID.get())
+        return error_response(
+            InternalError(f"The server failed; its log has the reason ({REQUEST_ID.get()}).")
+        )
+
+
+@web.middleware
+async def api_key_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every route but health, readiness and preflight wants the key, known route or not."""
+    key = serving(request).options.api_key
+    if key is None or request.path in OPEN_PATHS or request.method == hdrs.METH_OPTIONS:
+        return await handler(request)
+    scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+    sent = token.strip().encode("utf-8", "surrogateescape")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(sent, key.encode()):
+        raise Unauthorized("A valid API key is needed: `Authorization: Bearer KEY`.")
+    return await handler(request)

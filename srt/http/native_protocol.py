@@ -1,0 +1,132 @@
+"""The native `/generate` request: SGLang's fields, the part of them that is honoured.
+
+Unknown fields are errors here, at the top and in `sampling_params`: a typo must not be a no-op.
+null for any field means its default.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Raw
+
+from phloem.srt.http.protocol import (
+    Choices,
+    Count,
+    Int32,
+    Int64,
+    Penalty,
+    PositiveShare,
+    RequestId,
+    Seconds,
+    Share,
+    TopLogprobs,
+)
+
+DEFAULT_NEW_TOKENS: Final = 128
+
+
+class NativeSampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    max_new_tokens: Count | None = None
+    min_new_tokens: Count | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    temperature: Annotated[float, Meta(ge=0)] | None = None
+    top_p: PositiveShare | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Share | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
+    n: Choices | None = None
+    json_schema: Raw = Raw()
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: Raw = Raw()
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    sampling_seed: Int64 | None = None
+    # Known elsewhere; only the value that asks for nothing is taken.
+    stop_regex: str | list[str] | None = None
+    beam_width: int | None = None
+    spaces_between_special_tokens: bool | None = None
+    stream_interval: int | None = None
+    custom_params: Raw = Raw()
+    watermark: Raw = Raw()
+
+
+class NativeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    text: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
+    sampling_params: NativeSampling | list[NativeSampling] | None = None
+    rid: RequestId | list[RequestId] | None = None
+    stream: bool | None = None
+    return_logprob: bool | None = None
+    logprob_start_len: Annotated[int, Meta(ge=-1)] | None = None
+    top_logprobs_num: TopLogprobs | None = None
+    return_text_in_logprobs: bool | None = None
+    priority: Int32 | None = None
+    extra_key: str | None = None
+    cache_salt: str | None = None
+    timeout: Seconds | None = None
+    # They change nothing in the answer.
+    log_metrics: bool | None = None
+    no_logs: bool | None = None
+    custom_labels: dict[str, str] | None = None
+    # Known elsewhere; only the value that asks for nothing is taken.
+    input_embeds: Raw = Raw()
+    image_data: Raw = Raw()
+    video_data: Raw = Raw()
+    audio_data: Raw = Raw()
+    modalities: Raw = Raw()
+    token_ids_logprob: Raw = Raw()
+    return_hidden_states: bool | None = None
+    return_prompt_token_ids: bool | None = None
+    lora_path: Raw = Raw()
+    session_params: Raw = Raw()
+    session_id: str | None = None
+    custom_logit_processor: Raw = Raw()
+    require_reasoning: bool | None = None
+
+
+UNSUPPORTED_RAW: Final = (
+    "input_embeds",
+    "image_data",
+    "video_data",
+    "audio_data",
+    "modalities",
+    "token_ids_logprob",
+    "lora_path",
+    "session_params",
+    "custom_logit_processor",
+)
+UNSUPPORTED_FLAGS: Final = ("return_hidden_states", "return_prompt_token_ids", "require_reasoning")
+EMPTY_JSON: Final = frozenset({b"", b"null", b"[]", b"{}", b'""'})
+
+Entry = tuple[float | None, int, str | None]  # logprob, token id, text if asked for
+
+
+class MetaInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    id: str
+    finish_reason: dict[str, str | int | None] | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    num_retractions: int
+    e2e_latency: float
+    queue_time: float
+    input_token_logprobs: list[Entry] | None = None
+    output_token_logprobs: list[Entry] | None = None
+    output_token_logprobs_length: int | None = None
+    input_top_logprobs: list[list[Entry] | None] | None = None
+    output_top_logprobs: list[list[Entry]] | None = None
+
+
+class NativeReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    text: str
+    output_ids: list[int]
+    meta_info: MetaInfo
+    index: int | None = None

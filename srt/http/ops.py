@@ -1,0 +1,297 @@
+"""Operating the server: health, models, tokens, cache, abort, metrics, what it is."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+import msgspec
+from aiohttp import web
+
+from phloem.srt.errors import InvalidRequest, NotFound
+from phloem.srt.generation import Health, ModelCard
+from phloem.srt.http.body import BodyReader
+from phloem.srt.http.context import serving
+from phloem.srt.http.messages import chat_messages, generation_prompt, template_kwargs
+from phloem.srt.http.openai_routes import json_response
+from phloem.srt.http.protocol import ChatRequest
+from phloem.srt.http.sampling import check_model, token_ids
+from phloem.srt.http.tools import plan_tools
+from phloem.srt.metrics.prometheus import CONTENT_TYPE
+
+
+class HealthReply(msgspec.Struct, frozen=True, kw_only=True):
+    status: Literal["ok", "not_ready", "unhealthy"]
+    live: bool
+    ready: bool
+    reason: str
+    restarts: int
+    heartbeat_age_s: float
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "phloem"
+    root: str
+    parent: None = None
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    rid: str | None = None
+    abort_all: bool | None = None
+
+
+class AbortReply(msgspec.Struct, frozen=True):
+    aborted: int
+
+
+class FlushReply(msgspec.Struct, frozen=True, kw_only=True):
+    success: bool = True
+    flushed_tokens: int
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """One text, under any of the names that servers use, or a chat."""
+
+    model: str | None = None
+    text: str | None = None
+    prompt: str | None = None
+    content: str | None = None
+    parse_special: bool | None = None
+    messages: list[msgspec.Raw] | None = None
+
+
+class TokenizeReply(msgspec.Struct, frozen=True, kw_only=True):
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    tokens: list[int]
+    model: str | None = None
+    skip_special_tokens: bool | None = None
+
+
+class DetokenizeReply(msgspec.Struct, frozen=True):
+    """The same text under the names that clients look for."""
+
+    text: str
+    prompt: str
+
+
+class VersionReply(msgspec.Struct, frozen=True):
+    version: str
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    model_path: str
+    tokenizer_path: str
+    served_model_name: str
+    is_generation: bool = True
+    architecture: str
+    format: str
+    context_length: int
+    max_model_len: int
+    vocab_size: int
+
+
+class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    version: str
+    model_path: str
+    served_model_name: str
+    context_length: int
+    kv_slots: int
+    page_size: int = 1
+    status: Literal["ready", "not_ready"]
+    restarts: int
+    running: int
+    waiting: int
+    kv_free: int
+    kv_evictable: int
+    prompt_tokens_total: int
+    cached_tokens_total: int
+    generated_tokens_total: int
+
+
+_abort_reader = BodyReader(AbortRequest)
+_tokenize_reader = BodyReader(TokenizeRequest)
+_tokenize_chat_reader = BodyReader(ChatRequest)
+_detokenize_reader = BodyReader(DetokenizeRequest)
+
+
+def package_version() -> str:
+    try:
+        return version("phloem")
+    except PackageNotFoundError:  # run from a tree that was never installed
+        return "0+unknown"
+
+
+async def root(request: web.Request) -> web.Response:
+    name = serving(request).engine.card.name
+    return web.Response(
+        text=f"Phloem {package_version()} serves {name}. "
+        "POST /v1/chat/completions, /v1/completions or /generate.\n"
+    )
+
+
+async def health(request: web.Request) -> web.Response:
+    """Liveness: 503 when the backend is down or makes no progress, and only then."""
+    state = serving(request).engine.health()
+    return _health(state, good=state.live)
+
+
+async def ready(request: web.Request) -> web.Response:
+    """Readiness: 503 while requests would be refused (starting, restarting, draining)."""
+    state = serving(request).engine.health()
+    return _health(state, good=state.live and state.ready)
+
+
+def _health(state: Health, *, good: bool) -> web.Response:
+    status: Literal["ok", "not_ready", "unhealthy"] = "ok" if state.ready else "not_ready"
+    response = json_response(
+        HealthReply(
+            status=status if state.live else "unhealthy",
+            live=state.live,
+            ready=state.ready,
+            reason=state.reason,
+            restarts=state.restarts,
+            heartbeat_age_s=state.heartbeat_age_s,
+        )
+    )
+    response.set_status(200 if good else 503)
+    return response
+
+
+async def metrics(request: web.Request) -> web.Response:
+    body = serving(request).metrics.render()
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+
+
+async def models(request: web.Request) -> web.Response:
+    return json_response(ModelList(data=[_model(serving(request).engine.card)]))
+
+
+async def model(request: web.Request) -> web.Response:
+    card = serving(request).engine.card
+    name = request.match_info["model"]
+    if name != card.name:
+        raise NotFound(
+            f"The model {name!r} is not served here; {card.name!r} is.",
+            param="model",
+            code="model_not_found",
+        )
+    return json_response(_model(card))
+
+
+def _model(card: ModelCard) -> Model:
+    return Model(
+        id=card.name, created=card.created, root=card.path, max_model_len=card.context_length
+    )
+
+
+async def flush_cache(request: web.Request) -> web.Response:
+    """Drop all KV that no running request holds; what runs is not touched."""
+    return json_response(FlushReply(flushed_tokens=await serving(request).engine.flush()))
+
+
+async def abort(request: web.Request) -> web.Response:
+    """End one request with all its choices, or every request. An unknown id aborts none."""
+    ctx = serving(request)
+    body = await _abort_reader.read(request)
+    if bool(body.abort_all) == (body.rid is not None):
+        raise InvalidRequest("Either rid or abort_all is wanted.", param="rid")
+    if body.rid is None:
+        return json_response(AbortReply(ctx.engine.abort_all()))
+    return json_response(AbortReply(sum(map(ctx.engine.abort, ctx.in_flight.parts(body.rid)))))
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    """Text or a chat → exactly the ids that a completion or a chat completion would begin with."""
+    ctx = serving(request)
+    body = await _tokenize_reader.read(request)
+    check_model(body.model, ctx.engine.card)
+    texts = [text for text in (body.text, body.prompt, body.content) if text is not None]
+    if len(texts) + (body.messages is not None) != 1:
+        raise InvalidRequest(
+            "Exactly one of text, prompt, content and messages is wanted.", param="text"
+        )
+    if texts:
+        ids = await ctx.engine.tokenize(texts[0], special=body.parse_special is not False)
+    else:
+        ids = await _tokenize_chat(request)
+    return json_response(
+        TokenizeReply(tokens=ids, count=len(ids), max_model_len=ctx.engine.card.context_length)
+    )
+
+
+async def _tokenize_chat(request: web.Request) -> list[int]:
+    body = await _tokenize_chat_reader.read(request)
+    opening, going_on = generation_prompt(body)
+    return await serving(request).engine.render_chat(
+        chat_messages(body.messages),
+        add_generation_prompt=opening,
+        continue_final_message=going_on,
+        tools=plan_tools(body).rendered,
+        template_kwargs=template_kwargs(body.chat_template_kwargs),
+    )
+
+
+async def detokenize(request: web.Request) -> web.Response:
+    ctx = serving(request)
+    body = await _detokenize_reader.read(request)
+    check_model(body.model, ctx.engine.card)
+    ids = token_ids(body.tokens, ctx.engine.card, "tokens")
+    text = await ctx.engine.detokenize(list(ids), skip_special=bool(body.skip_special_tokens))
+    return json_response(DetokenizeReply(text, text))
+
+
+async def version_route(request: web.Request) -> web.Response:
+    return json_response(VersionReply(package_version()))
+
+
+async def model_info(request: web.Request) -> web.Response:
+    card = serving(request).engine.card
+    return json_response(
+        ModelInfo(
+            model_path=card.path,
+            tokenizer_path=card.path,
+            served_model_name=card.name,
+            architecture=card.architecture,
+            format=card.format,
+            context_length=card.context_length,
+            max_model_len=card.context_length,
+            vocab_size=card.vocab_size,
+        )
+    )
+
+
+async def server_info(request: web.Request) -> web.Response:
+    engine = serving(request).engine
+    stats, state, card = engine.stats, engine.health(), engine.card
+    return json_response(
+        ServerInfo(
+            version=package_version(),
+            model_path=card.path,
+            served_model_name=card.name,
+            context_length=card.context_length,
+            kv_slots=card.kv_slots,
+            status="ready" if state.ready else "not_ready",
+            restarts=state.restarts,
+            running=stats.running,
+            waiting=stats.waiting,
+            kv_free=stats.kv_free,
+            kv_evictable=stats.kv_evictable,
+            prompt_tokens_total=stats.prompt_tokens_total,
+            cached_tokens_total=stats.cached_tokens_total,
+            generated_tokens_total=stats.generated_tokens_total,
+        )
+    )
