@@ -1,0 +1,245 @@
+"""The engine in this process, without HTTP. The one module of `phloem.lang` that imports
+`phloem.srt`, and itself imported only when an engine is given."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Literal, TypeVar, cast
+
+import msgspec
+
+from phloem.lang.backend.base import (
+    BackendInfo,
+    Call,
+    Delta,
+    Prompt,
+    TextPrompt,
+    TokenLogprob,
+    Usage,
+)
+from phloem.lang.backend.retry import backoff
+from phloem.lang.choices import ChoiceScore, boundary
+from phloem.lang.errors import BackendError, BackendUnavailable, RequestRefused
+from phloem.lang.sampling import Sampling
+from phloem.srt.errors import PhloemError, QueueFull
+from phloem.srt.generation import ChatMessage, Chunk, EngineClient, GenerateRequest, Logprob
+from phloem.srt.messages import FinishReason, SamplingParams
+
+T = TypeVar("T")
+
+_FINISH: dict[FinishReason, Literal["stop", "length"]] = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+}
+
+_Event = tuple[int, Chunk | BaseException | None]  # of which request; None: no more chunks
+
+
+class LocalBackend:
+    """Programs against `client`. `loop` is the event loop on which the client lives; None if that
+    is the loop of the caller. A full queue is asked again up to `retries` times."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        *,
+        loop: asyncio.AbstractEventLoop | None = None,
+        retries: int = 8,
+    ) -> None:
+        self._client = client
+        self.loop = loop
+        self._retries = retries
+
+    async def generate(self, call: Call) -> AsyncGenerator[Delta, None]:
+        prompt = await self._on_loop(partial(self._generation_prompt, call.prompt))
+        requests = [
+            GenerateRequest(
+                prompt=prompt,
+                sampling=_params(call.sampling, i),
+                constraint=call.constraint,
+                stop=call.sampling.stop or (),
+            )
+            for i in range(call.sampling.samples)
+        ]
+        last: dict[int, Chunk] = {}
+        async with aclosing(self._chunks(requests)) as chunks:
+            async for index, chunk in chunks:
+                last[index] = chunk
+                yield _delta(index, chunk)
+        yield Delta(usage=_usage(list(last.values())))
+
+    async def score(self, prompt: Prompt, choices: Sequence[str]) -> list[ChoiceScore]:
+        prompt_ids, *full = await self._on_loop(partial(self._tokenize, prompt, ("", *choices)))
+        start = boundary(prompt_ids, full)
+        requests = [
+            GenerateRequest(
+                prompt=ids,
+                sampling=SamplingParams(temperature=0.0, max_tokens=0),
+                prompt_logprobs_from=start,
+            )
+            for ids in full
+        ]
+        scored: dict[int, list[Logprob | None]] = {}
+        async with aclosing(self._chunks(requests)) as chunks:
+            async for index, chunk in chunks:
+                if chunk.prompt_logprobs is not None:
+                    scored[index] = chunk.prompt_logprobs
+        return [_score(scored.get(i, []), len(ids) - start) for i, ids in enumerate(full)]
+
+    async def info(self) -> BackendInfo:
+        card = self._client.card
+        return BackendInfo(card.name, card.context_length)
+
+    async def aclose(self) -> None:
+        """The engine belongs to whoever started it: nothing to let go of."""
+
+    # ------------------------------------------------------------------ prompts
+
+    async def _generation_prompt(self, prompt: Prompt) -> str | list[int]:
+        return prompt.text if isinstance(prompt, TextPrompt) else await self._ids(prompt, "")
+
+    async def _tokenize(self, prompt: Prompt, continuations: Sequence[str]) -> list[list[int]]:
+        return await asyncio.gather(*(self._ids(prompt, text) for text in continuations))
+
+    async def _ids(self, prompt: Prompt, continuation: str) -> list[int]:
+        if isinstance(prompt, TextPrompt):
+            return await self._client.tokenize(prompt.text + continuation)
+        messages = [ChatMessage(role=m.role, content=m.content) for m in prompt.messages]
+        answer = prompt.partial + continuation
+        if not answer:
+            return await self._client.render_chat(messages)
+        messages.append(ChatMessage(role="assistant", content=answer))
+        return await self._client.render_chat(
+            messages, add_generation_prompt=False, continue_final_message=True
+        )
+
+    # ------------------------------------------------------------------ across event loops
+
+    async def _on_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Await `work()` on the client's loop."""
+        self._check_loop()
+        try:
+            if self.loop is None or self.loop is asyncio.get_running_loop():
+                return await work()
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self.loop))
+        except PhloemError as exc:
+            raise _translated(exc) from exc
+
+    def _check_loop(self) -> None:
+        if self.loop is not None and self.loop.is_closed():
+            raise BackendUnavailable("the engine is closed")
+
+    async def _chunks(
+        self, requests: Sequence[GenerateRequest]
+    ) -> AsyncGenerator[tuple[int, Chunk], None]:
+        """Chunks of all requests as they come, each with its request's index."""
+        self._check_loop()
+        here = asyncio.get_running_loop()
+        events: asyncio.Queue[_Event] = asyncio.Queue()
+
+        def put(event: _Event) -> None:
+            here.call_soon_threadsafe(events.put_nowait, event)
+
+        pumps = [
+            asyncio.run_coroutine_threadsafe(self._pump(i, request, put), self.loop or here)
+            for i, request in enumerate(requests)
+        ]
+        running = len(pumps)
+        try:
+            while running:
+                index, item = await events.get()
+                if item is None:
+                    running -= 1
+                elif isinstance(item, PhloemError):
+                    raise _translated(item) from item
+                elif isinstance(item, BaseException):
+                    raise item
+                else:
+                    yield index, item
+        finally:
+            for pump in pumps:
+                pump.cancel()
+
+    async def _pump(
+        self, index: int, request: GenerateRequest, put: Callable[[_Event], None]
+    ) -> None:
+        """On the client's loop: one request's chunks to `put`, then its error if there is one."""
+        delays = backoff(self._retries)
+        try:
+            while True:
+                stream = cast("AsyncGenerator[Chunk, None]", self._client.generate(request))
+                try:
+                    async with aclosing(stream) as chunks:
+                        async for chunk in chunks:
+                            put((index, chunk))
+                    return
+                except QueueFull as exc:  # only ever before the first chunk
+                    delay = next(delays, None)
+                    if delay is None:
+                        raise
+                    await asyncio.sleep(max(delay, exc.retry_after or 0.0))
+        except asyncio.CancelledError:
+            put((index, BackendUnavailable("the engine's event loop was stopped")))
+            raise
+        except Exception as exc:
+            put((index, exc))
+        finally:
+            put((index, None))
+
+
+def _params(sampling: Sampling, index: int) -> SamplingParams:
+    """Options of the `index`-th answer: with a seed, each answer has its own."""
+    given = msgspec.structs.asdict(sampling)
+    for name in ("n", "stop"):
+        del given[name]
+    if sampling.top_k == -1:
+        given["top_k"] = 0
+    if sampling.seed is not None:
+        given["seed"] = sampling.seed + index
+    return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+
+
+def _delta(index: int, chunk: Chunk) -> Delta:
+    finish = chunk.finish
+    if finish is not None and finish.reason is FinishReason.ABORT:
+        raise BackendUnavailable("the engine aborted the request")
+    return Delta(
+        index=index,
+        text=chunk.text,
+        logprobs=tuple(
+            TokenLogprob(entry.text, entry.logprob, tuple((t.text, t.logprob) for t in entry.top))
+            for entry in chunk.logprobs or ()
+        ),
+        finish=None if finish is None else _FINISH[finish.reason],
+        matched=None if finish is None else finish.matched,
+    )
+
+
+def _usage(last: Sequence[Chunk]) -> Usage:
+    """Of a whole call: its prompt counts once, its answers add up."""
+    return Usage(
+        prompt_tokens=max((chunk.prompt_tokens for chunk in last), default=0),
+        completion_tokens=sum(chunk.completion_tokens for chunk in last),
+        cached_tokens=min((chunk.cached_tokens for chunk in last), default=0),
+    )
+
+
+def _score(entries: Sequence[Logprob | None], length: int) -> ChoiceScore:
+    known = [entry for entry in entries if entry is not None]
+    if len(known) != length:
+        raise BackendError(f"{len(known)} logprobs for {length} scored tokens")
+    return ChoiceScore(
+        tuple(entry.text for entry in known), tuple(entry.logprob for entry in known)
+    )
+
+
+def _translated(exc: PhloemError) -> BackendError:
+    cls = BackendError
+    if exc.status in (429, 503, 504):
+        cls = BackendUnavailable
+    elif exc.status < 500:
+        cls = RequestRefused
+    return cls(exc.message, status=exc.status, param=exc.param, code=exc.code)
