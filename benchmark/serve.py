@@ -1,0 +1,232 @@
+"""Throughput and latency of servers that speak OpenAI's chat protocol.
+
+    python benchmark/serve.py --base-url http://127.0.0.1:30000
+    python benchmark/serve.py --peers phloem,llama-server --model MODEL.gguf --repeat 3
+
+With --peers each server is started by itself, in turn, for every round: round i of every peer has
+the same prompts, and no two rounds share any. The first peer named is the one whose ratio to the
+others is given. A peer that is not installed is skipped, and says so. Measure on a machine that
+does nothing else; the last column tells how many cores others kept busy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import psutil
+from common import Watch, write_json
+from peers import PEERS, NotInstalled, PeerFailed, Running, Setting, running
+from rich.console import Console
+
+from phloem.srt.bench.load import ChatClient, Message, run_workload
+from phloem.srt.bench.prefix import (
+    CannotTokenize,
+    Tokenize,
+    minimum_prefill,
+    server_tokenizer,
+)
+from phloem.srt.bench.report import Summary, median_summary, ratios, render_table, summarise
+from phloem.srt.bench.workloads import WORKLOADS, Turn, Workload
+from phloem.srt.resolve import detect_hardware
+
+WARM_UP = Workload(
+    name="warm-up",
+    title="",
+    concurrency=1,
+    turns=(Turn(user="Say something to warm up.", max_tokens=8),),
+)
+console = Console(stderr=True)
+
+
+@dataclass
+class Session:
+    """What has been measured, and what was skipped, so far."""
+
+    arguments: argparse.Namespace
+    summaries: list[Summary] = field(default_factory=list)
+    start_seconds: dict[str, list[float]] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def save(self) -> None:
+        if self.arguments.json is not None:
+            write_json(
+                self.arguments.json,
+                seed=self.arguments.seed,
+                start_seconds=self.start_seconds,
+                skipped=self.skipped,
+                ratios=ratios(self.summaries, self.summaries[0].server) if self.summaries else {},
+                runs=[msgspec.structs.asdict(summary) for summary in self.summaries],
+            )
+
+
+async def measure(
+    session: Session, server: Running, name: str, seed: int, *, local: Tokenize | None
+) -> None:
+    """One round: a warm-up request, then every workload."""
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as http:
+        client = ChatClient(
+            http, server.url, server.model, ignore_eos=not session.arguments.keep_eos
+        )
+        await run_workload(client, WARM_UP)
+        tokenize = local or server_tokenizer(http, server.url, server.model)
+        for workload in session.arguments.workloads:
+            with Watch(server.pid or None) as watch:
+                run = await run_workload(client, WORKLOADS[workload](seed))
+            try:
+                minimum = await minimum_prefill(run.calls, tokenize)
+            except CannotTokenize as error:
+                minimum = None
+                console.print(f"[yellow]{error}; the least possible prefill is unknown")
+            summary = summarise(
+                run,
+                server=name,
+                minimum_tokens=minimum,
+                peak_mib=watch.peak_mib,
+                other_cores=watch.other_cores,
+            )
+            session.summaries.append(summary)
+            session.save()
+            console.print(
+                f"{name} {workload}: {summary.output_tokens_per_s:.1f} tok/s, "
+                f"{summary.errors} errors"
+                + (f" (first: {summary.first_error})" if summary.first_error else "")
+            )
+
+
+@cache
+def local_tokenizer(model: Path) -> Tokenize:
+    """`Tokenize` from a model file or folder."""
+    from phloem.srt.checkpoint import open_checkpoint
+    from phloem.srt.generation import ChatMessage
+    from phloem.srt.tokenizer import load_chat_template, load_tokenizer
+
+    checkpoint = open_checkpoint(model)
+    template = load_chat_template(checkpoint, load_tokenizer(checkpoint))
+
+    async def tokenize(messages: list[Message], opening: bool) -> list[int]:
+        chat = [ChatMessage(role=m["role"], content=m["content"]) for m in messages]
+        return template.encode_chat(chat, add_generation_prompt=opening)
+
+    return tokenize
+
+
+def compare_peers(session: Session) -> None:
+    arguments = session.arguments
+    setting = Setting(
+        model=arguments.model.resolve(),
+        model_folder=arguments.model_folder,
+        threads=arguments.threads,
+        dtype=arguments.dtype,
+    )
+    local = local_tokenizer(setting.model)
+    with tempfile.TemporaryDirectory(prefix="phloem-bench-") as logs:
+        for round_ in range(arguments.repeat):
+            for name in arguments.peers:
+                if name in session.skipped:
+                    continue
+                try:
+                    with running(name, setting, Path(logs) / f"{name}.log") as server:
+                        session.start_seconds.setdefault(name, []).append(server.start_seconds)
+                        seed = arguments.seed + round_
+                        asyncio.run(measure(session, server, name, seed, local=local))
+                except (NotInstalled, PeerFailed) as error:
+                    session.skipped[name] = str(error)
+                    console.print(f"[yellow]{name} is skipped: {error}")
+
+
+def measure_url(session: Session) -> None:
+    arguments = session.arguments
+    server = Running(
+        url=arguments.base_url,
+        pid=arguments.pid or 0,
+        model=arguments.served_model_name,
+        start_seconds=0.0,
+    )
+    local = None if arguments.model is None else local_tokenizer(arguments.model)
+    for round_ in range(arguments.repeat):
+        seed = arguments.seed + round_
+        asyncio.run(measure(session, server, arguments.base_url, seed, local=local))
+
+
+def show(session: Session) -> None:
+    """The median run of every workload on every server, the ratios, and who was skipped."""
+    output = Console()
+    if not output.is_terminal:
+        output.width = max(output.width, 160)
+    for name, reason in session.skipped.items():
+        output.print(f"skipped {name}: {reason.splitlines()[0]}")
+    if not session.summaries:
+        return
+    groups: dict[tuple[str, str], list[Summary]] = {}
+    for summary in session.summaries:
+        groups.setdefault((summary.workload, summary.server), []).append(summary)
+    order = {name: i for i, name in enumerate(WORKLOADS)}
+    medians = [median_summary(group) for group in groups.values()]
+    output.print(render_table(sorted(medians, key=lambda s: order[s.workload])))
+    reference = session.summaries[0].server
+    for workload, by_server in ratios(session.summaries, reference).items():
+        for server, ratio in by_server.items():
+            output.print(f"{workload}: {reference} gives {ratio:.2f} × the tokens of {server}")
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    def names(known: Sequence[str]) -> Callable[[str], list[str]]:
+        def split(text: str) -> list[str]:
+            chosen = text.split(",")
+            unknown = [name for name in chosen if name not in known]
+            if unknown:
+                raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(known)}")
+            return chosen
+
+        return split
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("--base-url", help="a server that runs")
+    target.add_argument("--peers", type=names(list(PEERS)), help=f"of {','.join(PEERS)}")
+    parser.add_argument("--model", type=Path, help="GGUF file, or folder, for peers and tokenizer")
+    parser.add_argument("--model-folder", type=Path, help="the model for vLLM")
+    parser.add_argument("--served-model-name", default="model", help="with --base-url")
+    parser.add_argument("--pid", type=int, help="with --base-url: the server, to see its memory")
+    parser.add_argument(
+        "--workloads", type=names(list(WORKLOADS)), default=list(WORKLOADS), help="comma-separated"
+    )
+    parser.add_argument("--repeat", type=int, default=1, help="rounds")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=psutil.cpu_count(logical=False))
+    parser.add_argument(
+        "--dtype",
+        choices=["float32", "bfloat16"],
+        default="bfloat16" if detect_hardware().native_bfloat16 else "float32",
+        help="for peers that do not compute in the file's own format (default: what suits the CPU)",
+    )
+    parser.add_argument("--keep-eos", action="store_true", help="let answers end early")
+    parser.add_argument("--json", type=Path, help="write every run here")
+    parsed = parser.parse_args(arguments)
+    if parsed.peers and parsed.model is None:
+        parser.error("--peers needs --model")
+    return parsed
+
+
+def main() -> int:
+    session = Session(parse())
+    (compare_peers if session.arguments.peers else measure_url)(session)
+    session.save()
+    show(session)
+    return 0 if session.summaries and not any(s.errors for s in session.summaries) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

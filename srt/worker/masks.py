@@ -1,0 +1,70 @@
+"""Vocabulary masks at the worker: waiting until a step's masks are there, and applying one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Set
+from typing import Never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phloem.srt.ipc import Channel
+from phloem.srt.messages import StepMasks
+
+
+def _byte_penalties() -> NDArray[np.float32]:
+    """[256, 8]: for each byte of a mask, what to add to the logits of its eight tokens."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    return np.where(bits == 1, np.float32(0), np.float32(-np.inf))
+
+
+_PENALTIES = _byte_penalties()
+
+
+def apply_mask(logits: NDArray[np.float32], mask: NDArray[np.int32]) -> NDArray[np.float32]:
+    """A copy of `logits` [vocab] with -inf where `mask` [ceil(vocab / 32)] has no bit: token t is
+    legal when bit t % 32 of word t // 32 is set. A table of bytes is seven times faster than
+    unpacking to booleans."""
+    data = np.ascontiguousarray(mask, dtype="<i4").view(np.uint8)
+    masked: NDArray[np.float32] = logits + _PENALTIES.take(data, axis=0).ravel()[: len(logits)]
+    return masked
+
+
+class MaskInbox:
+    """Takes the grammar process's `StepMasks` and gives, for one step, the rows it speaks of.
+
+    The masks of a step may come in several messages. Those of steps gone by are dropped, those of
+    a later step are kept: the grammar process may be ahead of the forward pass.
+    """
+
+    def __init__(self, channel: Channel[Never, StepMasks]) -> None:
+        self._channel = channel
+        self._early: dict[int, list[StepMasks]] = {}
+
+    def wait(
+        self, step_id: int, rows: Set[int], timeout_s: float
+    ) -> tuple[frozenset[int], dict[int, str]]:
+        """Block until each of `rows` (mask rows of step `step_id`) is ready or has failed.
+
+        Returns the ready ones, and for every other one the reason why it has no mask.
+        """
+        ready: set[int] = set()
+        failed: dict[int, str] = {}
+        deadline = time.monotonic() + timeout_s
+        for early in self._early.pop(step_id, ()):
+            ready.update(early.rows)
+            failed.update(early.failed)
+        while not rows <= ready | failed.keys():
+            message = self._channel.recv(max(0, int((deadline - time.monotonic()) * 1000)))
+            if message is None:
+                break
+            if message.step_id == step_id:
+                ready.update(message.rows)
+                failed.update(message.failed)
+            elif message.step_id > step_id:
+                self._early.setdefault(message.step_id, []).append(message)
+        self._early = {step: kept for step, kept in self._early.items() if step > step_id}
+        ready -= failed.keys()
+        late = f"no mask came from the grammar process within {timeout_s:g} s"
+        return frozenset(ready & rows), {r: failed.get(r, late) for r in rows - ready}

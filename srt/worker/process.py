@@ -1,0 +1,258 @@
+"""The worker's process: takes step plans, gives step results, asleep in between.
+
+    scheduler ──StepPlan──▶ forward ──▶ wait for masks ──▶ sample ──StepResult──▶ scheduler
+                                              ▲
+    grammar ──────────────StepMasks───────────┘   (the masks themselves are in shared memory)
+
+Whatever goes wrong in a step is told in its result: for one row if the rest of the step stands,
+for the whole step if the forward pass failed. The worker lives on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Never, Protocol
+
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+
+from phloem.constrained.bitmask import MaskBuffer
+from phloem.srt.ipc import Channel
+from phloem.srt.messages import (
+    FromWorker,
+    RowPlan,
+    RowResult,
+    StepMasks,
+    StepPlan,
+    StepResult,
+    TokenLogprob,
+    ToWorker,
+    WorkerReady,
+)
+from phloem.srt.resolve import choose_kv_tokens, detect_hardware
+from phloem.srt.worker.masks import MaskInbox
+from phloem.srt.worker.options import WorkerProcessOptions
+from phloem.srt.worker.sampler import Draw, RowError, SamplerRow, sample
+
+log = logging.getLogger(__name__)
+
+MASK_TIMEOUT_SECONDS = 60.0
+"""How long a step waits for its masks. The grammar process is watched and replaced by others;
+this only keeps a lost message from stopping the worker for ever."""
+
+
+class Logits(Protocol):
+    """What a forward pass gives the sampler."""
+
+    @property
+    def rows(self) -> Sequence[int]:
+        """Indices, into the plan's rows, of those that want a token, in ascending order."""
+        ...
+
+    @property
+    def logits(self) -> NDArray[np.float32]:
+        """[len(rows), vocab]."""
+        ...
+
+    @property
+    def prompt_logprobs(self) -> Mapping[int, list[TokenLogprob]]:
+        """By index into the plan's rows, for rows that asked."""
+        ...
+
+
+class Runner(Protocol):
+    """The model as this process sees it."""
+
+    def forward(self, plan: StepPlan) -> Logits:
+        """Compute the plan's tokens. Raises if the step as a whole failed."""
+        ...
+
+    def commit(self, row: int, token: int) -> None:
+        """`token` was drawn for the request in `row`: it is the row's last sampled token."""
+        ...
+
+
+class Worker:
+    """Steps of one `runner`. `masks` is the buffer that `inbox`'s messages speak of."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        vocab_size: int,
+        masks: MaskBuffer,
+        inbox: MaskInbox,
+        *,
+        mask_timeout_s: float = MASK_TIMEOUT_SECONDS,
+    ) -> None:
+        self._runner = runner
+        self._vocab_size = vocab_size
+        self._masks = masks
+        self._inbox = inbox
+        self._mask_timeout_s = mask_timeout_s
+        self._rows: dict[int, tuple[int, SamplerRow]] = {}  # row → epoch and state
+
+    def serve(self, scheduler: Channel[FromWorker, ToWorker]) -> None:
+        """Answer plans until told to stop."""
+        while True:
+            message = scheduler.recv()
+            if not isinstance(message, StepPlan):
+                return
+            scheduler.send(self.step(message))
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Compute and sample one step; never raises."""
+        began = time.perf_counter()
+        try:
+            logits = self._runner.forward(plan)
+        except Exception as error:
+            log.exception("step %d: the forward pass failed", plan.step_id)
+            rows = [RowResult(row.epoch) for row in plan.rows]
+            return StepResult(plan.step_id, rows, error=f"{type(error).__name__}: {error}")
+        forwarded = time.perf_counter()
+        mask_wait = 0.0
+        draws: dict[int, Draw] = {}
+        try:
+            self._follow(plan, draws)
+            masks = self._wait_for_masks(plan, logits.rows, draws)
+            mask_wait = time.perf_counter() - forwarded
+            self._sample(plan, logits, masks, draws)
+        except Exception as error:
+            log.exception("step %d: sampling failed", plan.step_id)
+            reason = f"sampling failed: {type(error).__name__}: {error}"
+            draws |= {i: Draw(error=reason) for i in logits.rows if i not in draws}
+        return StepResult(
+            plan.step_id,
+            [
+                _row_result(row, draws.get(i, Draw()), logits.prompt_logprobs.get(i))
+                for i, row in enumerate(plan.rows)
+            ],
+            forward_seconds=forwarded - began,
+            mask_wait_seconds=mask_wait,
+            sample_seconds=time.perf_counter() - forwarded - mask_wait,
+        )
+
+    def _follow(self, plan: StepPlan, draws: dict[int, Draw]) -> None:
+        """Bring the sampler's rows to the end of this step's tokens. A row that cannot be brought
+        there gets its error in `draws`, by its index in the plan."""
+        for i, row in enumerate(plan.rows):
+            try:
+                if row.start is not None:
+                    self._rows.pop(row.row, None)
+                    self._rows[row.row] = (row.epoch, SamplerRow(row.start, self._vocab_size))
+                self._state(row).advance(row)
+            except (RowError, ValueError) as error:
+                draws[i] = Draw(error=str(error))
+
+    def _state(self, row: RowPlan) -> SamplerRow:
+        epoch, state = self._rows.get(row.row, (-1, None))
+        if state is None or epoch != row.epoch:
+            raise RowError(f"row {row.row} was never started in epoch {row.epoch}")
+        return state
+
+    def _wait_for_masks(
+        self, plan: StepPlan, rows: Sequence[int], draws: dict[int, Draw]
+    ) -> dict[int, NDArray[np.int32]]:
+        """Masks by index into the plan's rows; a row that gets none gets its error in `draws`."""
+        wanted = {plan.rows[i].row: i for i in rows if plan.rows[i].masked}
+        if not wanted:
+            return {}
+        ready, failed = self._inbox.wait(plan.step_id, wanted.keys(), self._mask_timeout_s)
+        for row, reason in failed.items():
+            draws.setdefault(wanted[row], Draw(error=reason))
+        return {wanted[row]: self._masks.row(plan.step_id, row) for row in ready}
+
+    def _sample(
+        self,
+        plan: StepPlan,
+        logits: Logits,
+        masks: Mapping[int, NDArray[np.int32]],
+        draws: dict[int, Draw],
+    ) -> None:
+        """Draw for every row that wants a token and has no error yet; results go to `draws`."""
+        places = [place for place, i in enumerate(logits.rows) if i not in draws]
+        chosen = [logits.rows[place] for place in places]
+        values = logits.logits if len(places) == len(logits.rows) else logits.logits[places]
+        states = [self._state(plan.rows[i]) for i in chosen]
+        drawn = sample(values, states, [masks.get(i) for i in chosen])
+        for i, draw in zip(chosen, drawn, strict=True):
+            draws[i] = draw
+            if draw.error is None:
+                self._runner.commit(plan.rows[i].row, draw.token)
+
+
+def _row_result(row: RowPlan, draw: Draw, prompt: list[TokenLogprob] | None) -> RowResult:
+    return RowResult(
+        row.epoch,
+        token=draw.token,
+        logprob=draw.logprob,
+        prompt_logprobs=prompt,
+        error=draw.error,
+    )
+
+
+@contextmanager
+def _timed(startup: dict[str, float], phase: str) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    startup[phase] = time.perf_counter() - began
+
+
+def main(options: WorkerProcessOptions) -> None:
+    """Load the model, make the mask buffer, say `WorkerReady`, then serve until told to stop.
+
+    The mask buffer is there before `WorkerReady` is sent, so before any step exists. Raises what
+    the checkpoint, the options or the memory make impossible.
+    """
+    startup: dict[str, float] = {}
+    with _timed(startup, "import"):
+        import torch
+
+        from phloem.srt.checkpoint.opening import open_checkpoint
+        from phloem.srt.worker.kv_pool import slot_bytes
+        from phloem.srt.worker.runner import ModelRunner
+    with _timed(startup, "open"):
+        checkpoint = open_checkpoint(options.checkpoint)
+    config = checkpoint.config
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[options.dtype]
+    kv_slots = options.kv_slots
+    if kv_slots is None:
+        tokens, reason = choose_kv_tokens(
+            None, bytes_per_slot=slot_bytes(config, dtype), hardware=detect_hardware()
+        )
+        log.info("%d KV slots: %s", tokens, reason)
+        kv_slots = tokens + 1  # slot 0 is padding
+    runner = ModelRunner(
+        checkpoint,
+        kv_slots=kv_slots,
+        max_rows=options.max_rows,
+        dtype=dtype,
+        context_length=options.context_length,
+        threads=options.threads,
+    )
+    run_dir = Path(options.run_dir)
+    masks = MaskBuffer.create(run_dir / "masks", options.max_rows, config.vocab_size)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    grammar: Channel[Never, StepMasks] = Channel(
+        context, f"ipc://{run_dir}/masks.sock", StepMasks, kind=zmq.PULL, bind=True
+    )
+    scheduler: Channel[FromWorker, ToWorker] = Channel(
+        context, f"ipc://{run_dir}/worker.sock", ToWorker
+    )
+    scheduler.send(
+        WorkerReady(
+            kv_slots=kv_slots,
+            context_length=runner.context_length,
+            vocab_size=config.vocab_size,
+            eos_ids=list(config.eos_ids),
+            startup=startup | runner.startup,
+        )
+    )
+    Worker(runner, config.vocab_size, masks, MaskInbox(grammar)).serve(scheduler)
+    scheduler.close()
+    grammar.close()
+    context.term()

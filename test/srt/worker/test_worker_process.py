@@ -1,0 +1,280 @@
+"""The worker's loop over real sockets, with a scripted model: plans in, masks in, results out."""
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Never
+
+import numpy as np
+import pytest
+import zmq
+from numpy.typing import NDArray
+
+from phloem.constrained.bitmask import MaskBuffer, pack_mask
+from phloem.srt.ipc import Channel, make_run_dir
+from phloem.srt.messages import (
+    FromWorker,
+    RowPlan,
+    RowStart,
+    SamplingParams,
+    StepMasks,
+    StepPlan,
+    StepResult,
+    StopWorker,
+    TokenLogprob,
+    ToWorker,
+    WorkerReady,
+    pack,
+)
+from phloem.srt.worker.masks import MaskInbox
+from phloem.srt.worker.process import Worker
+
+VOCAB = 100
+ROWS = 4
+GREEDY = SamplingParams(temperature=0)
+
+
+@dataclass
+class ScriptedLogits:
+    rows: list[int]
+    logits: NDArray[np.float32]
+    prompt_logprobs: dict[int, list[TokenLogprob]]
+
+
+@dataclass
+class ScriptedRunner:
+    """The logits of row r peak at token 10 r + 5, then fall with the id."""
+
+    committed: list[tuple[int, int]] = field(default_factory=list)
+    before_forward: Callable[[StepPlan], None] = lambda plan: None
+    prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    nan_rows: set[int] = field(default_factory=set)
+
+    def forward(self, plan: StepPlan) -> ScriptedLogits:
+        self.before_forward(plan)
+        rows = [i for i, row in enumerate(plan.rows) if row.sample]
+        logits = np.tile(np.linspace(1, 0, VOCAB, dtype=np.float32), (len(rows), 1))
+        for place, i in enumerate(rows):
+            logits[place, 10 * plan.rows[i].row + 5] = 9
+            if plan.rows[i].row in self.nan_rows:
+                logits[place, 0] = np.nan
+        return ScriptedLogits(rows, logits, self.prompt_logprobs)
+
+    def commit(self, row: int, token: int) -> None:
+        self.committed.append((row, token))
+
+
+class Harness:
+    """A worker in a thread; the test plays scheduler and grammar process."""
+
+    def __init__(self, mask_timeout_s: float = 20.0) -> None:
+        self.run_dir = make_run_dir()
+        base = f"ipc://{self.run_dir}"
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.runner = ScriptedRunner()
+        self.scheduler: Channel[ToWorker, FromWorker] = Channel(
+            self.context, f"{base}/worker.sock", FromWorker, bind=True
+        )
+        self._worker_end: Channel[FromWorker, ToWorker] = Channel(
+            self.context, f"{base}/worker.sock", ToWorker
+        )
+        self._pull: Channel[Never, StepMasks] = Channel(
+            self.context, f"{base}/masks.sock", StepMasks, kind=zmq.PULL, bind=True
+        )
+        self.grammar: Channel[StepMasks, Any] = Channel(
+            self.context, f"{base}/masks.sock", StepMasks, kind=zmq.PUSH
+        )
+        # As in `main`: the side that binds can send only once it has heard from the other.
+        self._worker_end.send(WorkerReady(100, 100, VOCAB, [99], {}))
+        assert isinstance(self.scheduler.recv(20_000), WorkerReady)
+        buffer = MaskBuffer.create(self.run_dir / "masks", ROWS, VOCAB)
+        self.masks = MaskBuffer.open(self.run_dir / "masks", ROWS, VOCAB)
+        worker = Worker(
+            self.runner, VOCAB, buffer, MaskInbox(self._pull), mask_timeout_s=mask_timeout_s
+        )
+        self.thread = threading.Thread(target=worker.serve, args=(self._worker_end,), daemon=True)
+        self.thread.start()
+
+    def step(self, step_id: int, *rows: RowPlan) -> StepResult:
+        self.scheduler.send(StepPlan(step_id, list(rows)))
+        return self.result()
+
+    def result(self) -> StepResult:
+        result = self.scheduler.recv(20_000)
+        assert isinstance(result, StepResult)
+        return result
+
+    def fill(self, step_id: int, row: int, *tokens: int) -> None:
+        self.masks.row(step_id, row)[:] = pack_mask(tokens, VOCAB)
+
+    def close(self) -> None:
+        self.scheduler.send(StopWorker())
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+        for channel in (self.scheduler, self._worker_end, self._pull, self.grammar):
+            channel.close()
+        self.context.term()
+        shutil.rmtree(self.run_dir)
+
+
+@pytest.fixture
+def harness() -> Iterator[Harness]:
+    running = Harness()
+    yield running
+    running.close()
+
+
+def first(row: int, *, epoch: int = 1, masked: bool = False, sample: bool = True) -> RowPlan:
+    """A row's first step: a prompt of two tokens."""
+    start = RowStart(2, b"", GREEDY, 0, [99])
+    return RowPlan(row, epoch, pack([1, 2]), pack([3, 4]), sample, masked, start)
+
+
+def following(row: int, *, epoch: int = 1, masked: bool = False) -> RowPlan:
+    return RowPlan(row, epoch, b"", pack([7]), True, masked)
+
+
+def test_rows_come_back_in_the_plans_order(harness: Harness) -> None:
+    result = harness.step(1, first(2, epoch=8), first(0, epoch=9, sample=False), first(1))
+    assert [(r.epoch, r.token, r.error) for r in result.rows] == [
+        (8, 25, None),
+        (9, -1, None),
+        (1, 15, None),
+    ]
+    assert result.step_id == 1
+    assert harness.runner.committed == [(2, 25), (1, 15)]
+    again = harness.step(2, following(1), following(2, epoch=8))
+    assert [r.token for r in again.rows] == [15, 25]
+
+
+def test_prompt_logprobs_are_handed_on(harness: Harness) -> None:
+    expected = [TokenLogprob(2, -0.5)]
+    harness.runner.prompt_logprobs = {1: expected}
+    result = harness.step(1, first(0), first(1, sample=False))
+    assert [r.prompt_logprobs for r in result.rows] == [None, expected]
+
+
+def test_a_masked_row_waits_for_its_mask(harness: Harness) -> None:
+    """The forward pass does not: the mask is only made once it runs."""
+
+    def make_mask(plan: StepPlan) -> None:
+        harness.fill(plan.step_id, 1, 50, 60)
+        harness.grammar.send(StepMasks(plan.step_id, [1]))
+
+    harness.runner.before_forward = make_mask
+    result = harness.step(1, first(0), first(1, masked=True))
+    assert [r.token for r in result.rows] == [5, 50]
+
+
+def test_masks_of_a_step_may_come_in_pieces(harness: Harness) -> None:
+    harness.scheduler.send(StepPlan(4, [first(0, masked=True), first(1, masked=True)]))
+    harness.fill(4, 1, 61)
+    harness.grammar.send(StepMasks(4, [1]))
+    assert harness.scheduler.recv(50) is None
+    harness.fill(4, 0, 62)
+    harness.grammar.send(StepMasks(4, [0]))
+    assert [r.token for r in harness.result().rows] == [62, 61]
+
+
+def test_old_masks_are_dropped_and_early_ones_kept(harness: Harness) -> None:
+    harness.fill(5, 0, 40)
+    harness.fill(6, 0, 41)
+    for step in (3, 6, 5):
+        harness.grammar.send(StepMasks(step, [0]))
+    assert harness.step(5, first(0, masked=True)).rows[0].token == 40
+    assert harness.step(6, following(0, masked=True)).rows[0].token == 41
+
+
+def test_a_failed_matcher_ends_one_row(harness: Harness) -> None:
+    harness.fill(1, 2, 70)
+    harness.grammar.send(StepMasks(1, [2], {1: "token 5 is not legal"}))
+    result = harness.step(1, first(0), first(1, masked=True), first(2, masked=True))
+    assert [(r.token, r.error) for r in result.rows] == [
+        (5, None),
+        (-1, "token 5 is not legal"),
+        (70, None),
+    ]
+    assert harness.runner.committed == [(0, 5), (2, 70)]
+
+
+def test_a_mask_that_never_comes_ends_its_row() -> None:
+    harness = Harness(mask_timeout_s=0.05)
+    result = harness.step(1, first(0), first(1, masked=True))
+    assert result.rows[0].token == 5
+    assert result.rows[1].error == "no mask came from the grammar process within 0.05 s"
+    assert result.error is None
+    assert harness.step(2, following(0)).rows[0].token == 5
+    harness.close()
+
+
+def test_an_empty_mask_ends_its_row(harness: Harness) -> None:
+    harness.grammar.send(StepMasks(1, [1]))
+    result = harness.step(1, first(0), first(1, masked=True))
+    assert [r.error for r in result.rows] == [None, "the vocabulary mask has no legal token"]
+
+
+def test_nan_logits_end_their_row(harness: Harness) -> None:
+    harness.runner.nan_rows = {1}
+    result = harness.step(1, first(0), first(1), first(2))
+    assert [r.token for r in result.rows] == [5, -1, 25]
+    assert result.rows[1].error == "the model gave nan as the logit of token 0"
+
+
+def test_a_failed_forward_is_the_steps_error_and_the_worker_lives_on(harness: Harness) -> None:
+    def fail(plan: StepPlan) -> None:
+        raise MemoryError("no room")
+
+    harness.runner.before_forward = fail
+    result = harness.step(1, first(0, epoch=4), first(1))
+    assert result.error == "MemoryError: no room"
+    assert [(r.epoch, r.token) for r in result.rows] == [(4, -1), (1, -1)]
+    harness.runner.before_forward = lambda plan: None
+    assert harness.step(2, first(0, epoch=5)).rows[0].token == 5
+
+
+def test_a_malformed_message_is_skipped(harness: Harness) -> None:
+    for data in (b"", b"\xc1", b"\x80", b"cos\nsystem\n", b"\x93\xa4step"):
+        harness.scheduler.socket.send(data)
+    assert harness.step(1, first(0)).rows[0].token == 5
+
+
+def test_nonsense_in_a_row_is_that_rows_error(harness: Harness) -> None:
+    params = SamplingParams(temperature=0, frequency_penalty=1.0)
+    odd = RowStart(2, b"", params, 0, [], history=b"abc")
+    foreign = RowStart(2, b"", SamplingParams(temperature=0, logit_bias={VOCAB: 1.0}), 0, [])
+    result = harness.step(
+        1,
+        RowPlan(0, 1, pack([1]), pack([3]), True, start=odd),
+        RowPlan(1, 1, pack([1]), pack([3]), True, start=foreign),
+        following(2),
+        first(3),
+    )
+    assert result.error is None
+    errors = [row.error or "" for row in result.rows]
+    assert "multiple of item size" in errors[0]
+    assert errors[1] == "logit_bias: token 100 is not in a vocabulary of 100"
+    assert errors[2] == "row 2 was never started in epoch 1"
+    assert result.rows[3].token == 35
+
+
+def test_an_epoch_that_is_over_is_an_error(harness: Harness) -> None:
+    harness.step(1, first(0, epoch=1))
+    harness.step(2, first(0, epoch=2))
+    assert harness.step(3, following(0, epoch=1)).rows[0].error is not None
+    assert harness.step(4, following(0, epoch=2)).rows[0].token == 5
+
+
+def test_a_row_beyond_the_mask_buffer_does_not_kill(harness: Harness) -> None:
+    harness.grammar.send(StepMasks(1, [ROWS]))
+    result = harness.step(1, first(ROWS, masked=True))
+    assert result.rows[0].error == f"sampling failed: IndexError: mask row {ROWS} of {ROWS}"
+    assert harness.step(2, first(0)).rows[0].token == 5
+
+
+def test_it_sleeps_when_idle(harness: Harness) -> None:
+    harness.step(1, first(0))
+    before = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.1
