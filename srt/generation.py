@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 
 from phloem.constrained.spec import Constraint
+from phloem.srt.errors import InternalError
 from phloem.srt.messages import FinishReason, SamplingParams, StatsSnapshot
 
 
@@ -74,6 +75,46 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     queue_seconds: float = 0.0
 
 
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole answer: the chunks of one request, joined."""
+
+    rid: str
+    text: str
+    token_ids: list[int]
+    finish: Finish
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    logprobs: list[Logprob] | None = None
+    prompt_logprobs: list[Logprob | None] | None = None
+
+
+async def collect(chunks: AsyncIterator[Chunk]) -> Completion:
+    """Join all chunks of one request. Errors of the stream pass through."""
+    texts: list[str] = []
+    ids: list[int] = []
+    logprobs: list[Logprob] = []
+    prompt_logprobs: list[Logprob | None] | None = None
+    async for chunk in chunks:
+        texts.append(chunk.text)
+        ids += chunk.token_ids
+        logprobs += chunk.logprobs or []
+        prompt_logprobs = prompt_logprobs or chunk.prompt_logprobs
+        if chunk.finish is not None:
+            return Completion(
+                rid=chunk.rid,
+                text="".join(texts),
+                token_ids=ids,
+                finish=chunk.finish,
+                prompt_tokens=chunk.prompt_tokens,
+                completion_tokens=chunk.completion_tokens,
+                cached_tokens=chunk.cached_tokens,
+                logprobs=logprobs or None,
+                prompt_logprobs=prompt_logprobs,
+            )
+    raise InternalError("the answer ended without a finish reason")
+
+
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """What the server may say of the model it serves."""
 
@@ -124,7 +165,8 @@ class EngineClient(Protocol):
         ...
 
     async def tokenize(self, text: str, *, special: bool = True) -> list[int]:
-        """Text → ids; `special` recognises control tokens in the text."""
+        """Text → ids: with `special` exactly those of a prompt (control tokens are recognised, and
+        the model's opening token is put in front), without it those of plain text."""
         ...
 
     async def detokenize(self, ids: list[int], *, skip_special: bool = False) -> str: ...

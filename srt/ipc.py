@@ -91,7 +91,8 @@ class Channel(Generic[Out, In]):
 
 
 class AsyncChannel(Generic[Out, In]):
-    """`Channel` for asyncio. A send never waits (there is no high-water mark)."""
+    """`Channel` for asyncio. A send never waits: there is no high-water mark, and the connecting
+    side has a queue from the start."""
 
     def __init__(self, context: zmq.asyncio.Context, address: str, incoming: Any) -> None:
         self.socket = context.socket(zmq.PAIR)
@@ -101,8 +102,8 @@ class AsyncChannel(Generic[Out, In]):
         self._decoder: msgspec.msgpack.Decoder[In] = msgspec.msgpack.Decoder(incoming)
         self.bad_messages = 0
 
-    async def send(self, message: Out) -> None:
-        await self.socket.send(self._encoder.encode(message))
+    def send(self, message: Out) -> None:
+        self.socket.send(self._encoder.encode(message))
 
     async def recv(self) -> In:
         while True:

@@ -1,0 +1,106 @@
+"""The backend as the engine holds it: three processes and the one channel to their scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import zmq.asyncio
+
+from phloem.srt.checkpoint import Checkpoint
+from phloem.srt.config import ServeConfig
+from phloem.srt.grammar.options import GrammarOptions
+from phloem.srt.ipc import AsyncChannel
+from phloem.srt.messages import ToFrontend, ToScheduler
+from phloem.srt.resolve import Resolved
+from phloem.srt.scheduler.options import SchedulerProcessOptions
+from phloem.srt.supervise import Generation
+from phloem.srt.worker.options import WorkerProcessOptions
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What every generation of a server's backend is started with. Lengths are in tokens."""
+
+    checkpoint: str
+    vocab_size: int
+    context_length: int
+    kv_slots: int
+    dtype: str
+    threads: int
+
+
+class Backend:
+    """One generation and the channel to it."""
+
+    def __init__(self, generation: Generation, channel: AsyncChannel[ToScheduler, ToFrontend]):
+        self.generation = generation
+        self.channel = channel
+
+    @classmethod
+    async def spawn(
+        cls, context: zmq.asyncio.Context, run_dir: Path, config: ServeConfig, plan: Plan
+    ) -> Backend:
+        """Start the processes around `run_dir`, which is created; they become ready later."""
+        await asyncio.to_thread(run_dir.mkdir, mode=0o700)
+        generation = Generation(run_dir, process_options(str(run_dir), config, plan))
+        channel: AsyncChannel[ToScheduler, ToFrontend] = AsyncChannel(
+            context, f"ipc://{run_dir}/scheduler.sock", ToFrontend
+        )
+        await generation.start()
+        return cls(generation, channel)
+
+    async def stop(self, grace_seconds: float) -> None:
+        self.channel.close()
+        await self.generation.stop(grace_seconds)
+
+
+def process_options(run_dir: str, config: ServeConfig, plan: Plan) -> dict[str, msgspec.Struct]:
+    """The options of each role's process, in order of start: the slowest to come up first."""
+    limits, constraints = config.scheduler, config.constraints
+    level = config.log.log_level
+    return {
+        "worker": WorkerProcessOptions(
+            run_dir=run_dir,
+            checkpoint=plan.checkpoint,
+            dtype=plan.dtype,
+            threads=plan.threads,
+            max_rows=limits.max_running,
+            context_length=plan.context_length,
+            kv_slots=plan.kv_slots,
+            log_level=level,
+        ),
+        "grammar": GrammarOptions(
+            run_dir=run_dir,
+            checkpoint=plan.checkpoint,
+            max_rows=limits.max_running,
+            vocab_size=plan.vocab_size,
+            compile_timeout_s=constraints.compile_timeout_s,
+            compile_threads=constraints.compile_threads,
+            memory_bytes=constraints.memory_bytes,
+            cache_bytes=constraints.cache_bytes,
+        ),
+        "scheduler": SchedulerProcessOptions(
+            run_dir=run_dir,
+            max_running=limits.max_running,
+            max_waiting=limits.max_waiting,
+            max_step_tokens=limits.max_step_tokens,
+            request_timeout_s=limits.request_timeout_s,
+            eviction_policy=config.cache.eviction_policy,
+            sharing=not config.cache.disable_radix_cache,
+            log_level=level,
+        ),
+    }
+
+
+def make_plan(resolved: Resolved, checkpoint: Checkpoint, kv_tokens: int) -> Plan:
+    config = checkpoint.config
+    asked = resolved.config.model.context_length
+    return Plan(
+        checkpoint=str(checkpoint.path),
+        vocab_size=config.vocab_size,
+        context_length=config.context_length if asked is None else asked,
+        kv_slots=kv_tokens + 1,
+        dtype=resolved.dtype,
+        threads=resolved.threads,
+    )
