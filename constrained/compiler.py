@@ -1,0 +1,190 @@
+"""Compiled grammars by key: one compile at a time for each key, a bounded cache, deadlines.
+
+Compiles run in threads (engines release the GIL). A thread cannot be stopped, so a compile that
+passes its deadline is only *reported*, by `overdue`; whoever owns the process decides to end it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from phloem.constrained.base import Backend, CompiledGrammar, ConstraintError, LimitExceeded
+from phloem.constrained.spec import Constraint
+
+FAILURE_SECONDS = 60.0
+MAX_FAILURES = 1_024
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Compiled:
+    """The outcome of one request to compile: exactly one of `grammar` and `error` is set."""
+
+    key: str
+    grammar: CompiledGrammar | None
+    error: ConstraintError | None
+    seconds: float
+    cached: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CompilerStatistics:
+    """Counts since the start, and what is held now."""
+
+    compiles: int
+    cache_hits: int
+    evictions: int
+    grammars: int
+    grammar_bytes: int
+    compiling: int
+
+
+class GrammarCompiler:
+    """Compiles with `backend` in `threads` threads; keeps at most `cache_bytes` of grammars.
+
+    `on_done` is called from a compile thread, or from `request` when nothing has to be compiled.
+    Failures are remembered for a minute. All methods are thread-safe.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        on_done: Callable[[Compiled], None],
+        *,
+        threads: int = 1,
+        timeout_s: float = 5.0,
+        cache_bytes: int = 256 << 20,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._backend = backend
+        self._on_done = on_done
+        self._timeout_s = timeout_s
+        self._cache_bytes = cache_bytes
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._grammars: OrderedDict[str, CompiledGrammar] = OrderedDict()
+        self._failures: OrderedDict[str, tuple[float, ConstraintError]] = OrderedDict()
+        self._waiting: dict[str, int] = {}
+        self._started: dict[str, float] = {}
+        self._held_bytes = 0
+        self._counts = {"compiles": 0, "cache_hits": 0, "evictions": 0}
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="grammar-compile")
+
+    def request(self, key: str, constraint: Constraint) -> None:
+        """Have `on_done` called once for this request, sooner or later."""
+        with self._lock:
+            done = self._known(key)
+            if done is None:
+                first = key not in self._waiting
+                self._waiting[key] = self._waiting.get(key, 0) + 1
+                if not first:
+                    return
+        if done is not None:
+            self._on_done(done)
+            return
+        future: Future[None] = self._pool.submit(self._compile, key, constraint)
+        future.add_done_callback(_raise)
+
+    def _known(self, key: str) -> Compiled | None:
+        grammar = self._grammars.get(key)
+        if grammar is not None:
+            self._grammars.move_to_end(key)
+            self._counts["cache_hits"] += 1
+            return Compiled(key, grammar, None, 0.0, cached=True)
+        failure = self._failures.get(key)
+        if failure is not None and self._clock() - failure[0] < FAILURE_SECONDS:
+            self._counts["cache_hits"] += 1
+            return Compiled(key, None, failure[1], 0.0, cached=True)
+        return None
+
+    def _compile(self, key: str, constraint: Constraint) -> None:
+        start = self._clock()
+        with self._lock:
+            self._started[key] = start
+            self._counts["compiles"] += 1
+        grammar, error = None, None
+        try:
+            grammar = self._backend.compile(constraint)
+        except ConstraintError as refused:
+            error = refused
+        except MemoryError:
+            error = LimitExceeded("compiling the constraint needs too much memory")
+        except Exception as unexpected:  # a bad constraint ends its own request only
+            error = ConstraintError(
+                f"the constraint cannot be compiled ({type(unexpected).__name__})",
+                code="compile_failed",
+            )
+        done = Compiled(key, grammar, error, self._clock() - start, cached=False)
+        with self._lock:
+            self._started.pop(key, None)
+            waiting = self._waiting.pop(key, 0)
+            self._store(done)
+        for _ in range(waiting):
+            self._on_done(done)
+
+    def _store(self, done: Compiled) -> None:
+        if done.grammar is None:
+            assert done.error is not None
+            self._failures[done.key] = (self._clock(), done.error)
+            while len(self._failures) > MAX_FAILURES:
+                self._failures.popitem(last=False)
+            return
+        self._grammars[done.key] = done.grammar
+        self._held_bytes += done.grammar.memory_bytes
+        while self._held_bytes > self._cache_bytes and len(self._grammars) > 1:
+            _, evicted = self._grammars.popitem(last=False)
+            self._held_bytes -= evicted.memory_bytes
+            self._counts["evictions"] += 1
+
+    def get(self, key: str) -> CompiledGrammar | None:
+        """A grammar that is in the cache."""
+        with self._lock:
+            grammar = self._grammars.get(key)
+            if grammar is not None:
+                self._grammars.move_to_end(key)
+            return grammar
+
+    def overdue(self) -> list[Compiled]:
+        """Requests whose compile has passed the deadline, as errors; each is told once."""
+        now = self._clock()
+        late: list[Compiled] = []
+        with self._lock:
+            for key, start in self._started.items():
+                if now - start >= self._timeout_s and key in self._waiting:
+                    error = LimitExceeded(
+                        f"compiling the constraint took longer than {self._timeout_s:g} s",
+                        code="compile_timeout",
+                    )
+                    late += [Compiled(key, None, error, now - start, cached=False)] * (
+                        self._waiting.pop(key)
+                    )
+        return late
+
+    def next_deadline(self) -> float | None:
+        """Seconds until the next compile is overdue; None when none runs."""
+        with self._lock:
+            starts = [s for k, s in self._started.items() if k in self._waiting]
+        return max(min(starts) + self._timeout_s - self._clock(), 0.0) if starts else None
+
+    def statistics(self) -> CompilerStatistics:
+        with self._lock:
+            return CompilerStatistics(
+                grammars=len(self._grammars),
+                grammar_bytes=self._held_bytes,
+                compiling=len(self._started),
+                **self._counts,
+            )
+
+    def close(self) -> None:
+        """Take no more requests; what runs is not waited for."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _raise(future: Future[None]) -> None:
+    """A failure of ours, not of a constraint, must not pass unseen."""
+    if not future.cancelled():
+        future.result()

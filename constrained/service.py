@@ -1,0 +1,149 @@
+"""Matchers by request, masks by step: the grammar process without its sockets.
+
+The scheduler's token history is the truth. Each row of a step says where its tokens begin; a
+matcher that is ahead rolls back, one that is behind or unknown is reported for replay. A row that
+fails gives a reason and touches no other row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phloem.constrained.base import CompiledGrammar, Matcher, MatcherRejected
+
+MAX_ROW_SECONDS = 0.5
+
+
+class Row(Protocol):
+    """One request's part in a step (see `phloem.srt.messages.GrammarRow`)."""
+
+    @property
+    def uid(self) -> int: ...
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def at(self) -> int: ...
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+
+    @property
+    def mask_row(self) -> int: ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """Mask rows that were filled, mask rows that failed and why, requests to be replayed."""
+
+    filled: list[int]
+    failed: dict[int, str]
+    replay: list[int]
+
+
+@dataclasses.dataclass(slots=True)
+class _Progress:
+    matcher: Matcher
+    key: str
+    tokens: int = 0
+    failed: str | None = None
+
+
+class GrammarService:
+    """`grammar_of` looks up a compiled grammar by key; None when it is not (or no longer) there."""
+
+    def __init__(
+        self,
+        grammar_of: Callable[[str], CompiledGrammar | None],
+        *,
+        max_row_seconds: float = MAX_ROW_SECONDS,
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._grammar_of = grammar_of
+        self._max_row_seconds = max_row_seconds
+        self._clock = clock
+        self._matchers: dict[int, _Progress] = {}
+        self._pinned: dict[str, CompiledGrammar] = {}
+
+    def hold(self, key: str, grammar: CompiledGrammar) -> None:
+        """Keep `grammar` for a request that was told it is ready, until its first row came."""
+        self._pinned[key] = grammar
+
+    def step(
+        self, rows: Iterable[Row], mask_of: Callable[[int], NDArray[np.int32]]
+    ) -> StepOutcome:
+        """Bring each row's matcher to its history and fill its mask; `mask_of(mask_row)` gives
+        the words to write."""
+        outcome = StepOutcome([], {}, [])
+        for row in rows:
+            start = self._clock()
+            try:
+                ready = self._advance(row)
+                if ready is None:
+                    outcome.replay.append(row.uid)
+                    continue
+                mask = mask_of(row.mask_row)
+                ready.fill(mask)
+                reason = None if mask.any() else _no_token(ready)
+            except MatcherRejected as error:
+                reason = f"the history contradicts the constraint: {error}"
+            except Exception as error:  # whatever one matcher does, the others go on
+                reason = f"the constraint's matcher failed: {type(error).__name__}: {error}"
+            spent = self._clock() - start
+            if reason is None and spent > self._max_row_seconds and row.at + len(row.tokens) > 0:
+                reason = f"the constraint's mask took {spent:.2f} s of processor time"
+            if reason is None:
+                outcome.filled.append(row.mask_row)
+            else:
+                self._matchers.pop(row.uid, None)
+                outcome.failed[row.mask_row] = reason
+        return outcome
+
+    def _advance(self, row: Row) -> Matcher | None:
+        """The row's matcher at its history; None when the row must come again from 0.
+
+        Raises:
+            MatcherRejected: the history is not legal.
+            LookupError: there is no such grammar.
+        """
+        known = self._matchers.get(row.uid)
+        if known is None or known.key != row.key:
+            if row.at > 0:
+                return None
+            grammar = self._pinned.get(row.key) or self._grammar_of(row.key)
+            if grammar is None:
+                raise LookupError("its grammar is not compiled")
+            known = _Progress(grammar.matcher(), row.key)
+            self._matchers[row.uid] = known
+        if known.tokens < row.at:
+            return None
+        if known.tokens > row.at:
+            known.matcher.rollback(known.tokens - row.at)
+            known.tokens = row.at
+        for token in row.tokens:
+            known.matcher.accept(token)
+            known.tokens += 1
+        return known.matcher
+
+    def close(self, uids: Iterable[int]) -> None:
+        """These requests are over."""
+        for uid in uids:
+            self._matchers.pop(uid, None)
+
+    @property
+    def matchers(self) -> int:
+        """Requests that have a matcher."""
+        return len(self._matchers)
+
+
+def _no_token(matcher: Matcher) -> str:
+    if matcher.is_terminated:
+        return "the constrained text has already ended"
+    return "no token of the vocabulary can continue the constrained text"
