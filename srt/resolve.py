@@ -11,14 +11,14 @@ import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import psutil
 
 from phloem.srt.config import ServeConfig
 from phloem.srt.errors import InvalidRequest
 
-T = TypeVar("T")
+Dtype = Literal["float32", "bfloat16"]
 
 MAX_DEFAULT_KV_TOKENS = 131_072
 MIN_KV_TOKENS = 16
@@ -70,12 +70,12 @@ class Hardware:
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """The choices; `reasons` has a sentence for each, by field name."""
+    """The choices. `reasons` says of each, by field name, why; it may be added to."""
 
     config: ServeConfig
     hardware: Hardware
     threads: int
-    dtype: Literal["float32", "bfloat16"]
+    dtype: Dtype
     isa: str
     reasons: dict[str, str]
 
@@ -83,11 +83,11 @@ class Resolved:
 def resolve(asked: ServeConfig, hardware: Hardware) -> Resolved:
     """Choose what `asked` leaves open. Raises `InvalidRequest` naming an option that is out of
     its range."""
-    _check_ranges(asked)
+    check_ranges(asked)
     reasons: dict[str, str] = {}
     threads, reasons["threads"] = _choose_threads(asked.worker.threads, hardware)
     dtype, reasons["dtype"] = _choose_dtype(asked.model.dtype, hardware)
-    reasons["isa"] = f"what {hardware.cpu} has"
+    reasons["isa"] = f"the widest that {hardware.cpu} has"
     return Resolved(
         config=asked,
         hardware=hardware,
@@ -128,6 +128,7 @@ def choose_kv_tokens(
 
 
 def _choose_threads(asked: int | None, hardware: Hardware) -> tuple[int, str]:
+    """Compute threads and why: as asked, else one for each CPU that may be used."""
     if asked is not None:
         return asked, "asked for"
     cores = hardware.usable_cores
@@ -138,9 +139,8 @@ def _choose_threads(asked: int | None, hardware: Hardware) -> tuple[int, str]:
     return cores, f"one for each of {cores} CPUs"
 
 
-def _choose_dtype(
-    asked: Literal["auto", "float32", "bfloat16"], hardware: Hardware
-) -> tuple[Literal["float32", "bfloat16"], str]:
+def _choose_dtype(asked: Literal["auto"] | Dtype, hardware: Hardware) -> tuple[Dtype, str]:
+    """Compute type and why: as asked, else bfloat16 only where the CPU multiplies it natively."""
     if asked != "auto":
         return asked, "asked for"
     if hardware.native_bfloat16:
@@ -148,7 +148,8 @@ def _choose_dtype(
     return "float32", f"no native bfloat16 on this CPU ({hardware.isa})"
 
 
-def _check_ranges(asked: ServeConfig) -> None:
+def check_ranges(asked: ServeConfig) -> None:
+    """Raise `InvalidRequest` naming the first option whose value makes no sense on any machine."""
     at_least: tuple[tuple[str, float | None, float], ...] = (
         ("model.context_length", asked.model.context_length, 1),
         ("server.port", asked.server.port, 0),
@@ -171,13 +172,6 @@ def _check_ranges(asked: ServeConfig) -> None:
     if asked.server.port > 65_535:
         raise InvalidRequest(
             f"server.port is {asked.server.port}; the largest is 65535", param="server.port"
-        )
-    if asked.scheduler.max_running > asked.scheduler.max_step_tokens:
-        raise InvalidRequest(
-            f"scheduler.max_running ({asked.scheduler.max_running}) exceeds "
-            f"scheduler.max_step_tokens ({asked.scheduler.max_step_tokens}): "
-            "a step must have a token for every running request",
-            param="scheduler.max_running",
         )
 
 

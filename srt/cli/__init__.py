@@ -1,0 +1,5 @@
+"""The command line: `phloem` and its commands."""
+
+from phloem.srt.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,31 @@
+"""What tests of several packages need."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from phloem.srt.config import DEFAULT_MODEL
+from phloem.srt.hub import resolve_model
+
+
+@pytest.fixture(scope="session")
+def default_model() -> Path:
+    """The default model's GGUF file, from the local store; fetched once if it is not there."""
+    return resolve_model(DEFAULT_MODEL).path
+
+
+@pytest.fixture
+def free_port() -> Callable[[], int]:
+    """Gives ports of the loopback interface that nobody listened on a moment ago."""
+
+    def find() -> int:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+            return port
+
+    return find
