@@ -97,7 +97,7 @@ class Case:
             torch.cat([v[-count:] for _, v, count in new]),
             layer=1,
         )
-        return list(out.split(self.counts))
+        return list(torch.split(out, self.counts))
 
 
 def naive(dims: AttentionDims, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
