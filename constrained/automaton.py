@@ -43,11 +43,12 @@ class Automaton:
 
     def accepts(self, text: str) -> bool:
         """Whether the whole of `text` is in the language."""
-        state: int | None = 0
+        state = 0
         for character in text:
-            state = self.step(state, character)
-            if state is None:
+            target = self.step(state, character)
+            if target is None:
                 return False
+            state = target
         return state in self.accepting
 
 
@@ -208,9 +209,7 @@ def intersection(left: Automaton, right: Automaton) -> Automaton:
                     found.append((both, (target, partner)))
         return found
 
-    return _build(
-        (0, 0), successors, lambda p: p[0] in left.accepting and p[1] in right.accepting
-    )
+    return _build((0, 0), successors, lambda p: p[0] in left.accepting and p[1] in right.accepting)
 
 
 def difference(left: Automaton, right: Automaton) -> Automaton:

@@ -6,6 +6,7 @@ Surrogates are in no set: they are not characters and UTF-8 cannot carry them.
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import unicodedata
 from collections.abc import Iterable, Iterator
@@ -79,7 +80,7 @@ def atoms(sets: Iterable[CharSet]) -> Iterator[CharSet]:
         for low, high in chars:
             edges.update((low, high + 1))
     ordered = sorted(edges)
-    for low, after in zip(ordered, ordered[1:], strict=False):
+    for low, after in itertools.pairwise(ordered):
         if low != 0xD800:
             yield ((low, after - 1),)
 

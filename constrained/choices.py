@@ -24,7 +24,9 @@ def lower_choice(choices: Sequence[str]) -> LoweredGrammar:
         raise LimitExceeded(f"{len(choices)} choices; at most {MAX_CHOICES} are allowed")
     chars = sum(map(len, choices))
     if chars > MAX_CHOICE_CHARS:
-        raise LimitExceeded(f"{chars} characters of choices; at most {MAX_CHOICE_CHARS} are allowed")
+        raise LimitExceeded(
+            f"{chars} characters of choices; at most {MAX_CHOICE_CHARS} are allowed"
+        )
     seen: set[str] = set()
     for i, text in enumerate(choices):
         if text == "":

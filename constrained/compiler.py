@@ -18,6 +18,7 @@ from phloem.constrained.spec import Constraint
 
 FAILURE_SECONDS = 60.0
 MAX_FAILURES = 1_024
+MAX_KNOWN = 8_192
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class GrammarCompiler:
         self._clock = clock
         self._lock = threading.Lock()
         self._grammars: OrderedDict[str, CompiledGrammar] = OrderedDict()
+        self._constraints: OrderedDict[str, Constraint] = OrderedDict()
         self._failures: OrderedDict[str, tuple[float, ConstraintError]] = OrderedDict()
         self._waiting: dict[str, int] = {}
         self._started: dict[str, float] = {}
@@ -122,17 +124,23 @@ class GrammarCompiler:
         with self._lock:
             self._started.pop(key, None)
             waiting = self._waiting.pop(key, 0)
-            self._store(done)
+            self._store(done, constraint)
         for _ in range(waiting):
             self._on_done(done)
 
-    def _store(self, done: Compiled) -> None:
+    def _store(self, done: Compiled, constraint: Constraint) -> None:
         if done.grammar is None:
             assert done.error is not None
             self._failures[done.key] = (self._clock(), done.error)
             while len(self._failures) > MAX_FAILURES:
                 self._failures.popitem(last=False)
             return
+        if done.key in self._grammars:
+            return
+        self._constraints[done.key] = constraint
+        self._constraints.move_to_end(done.key)
+        while len(self._constraints) > MAX_KNOWN:
+            self._constraints.popitem(last=False)
         self._grammars[done.key] = done.grammar
         self._held_bytes += done.grammar.memory_bytes
         while self._held_bytes > self._cache_bytes and len(self._grammars) > 1:
@@ -140,13 +148,22 @@ class GrammarCompiler:
             self._held_bytes -= evicted.memory_bytes
             self._counts["evictions"] += 1
 
-    def get(self, key: str) -> CompiledGrammar | None:
-        """A grammar that is in the cache."""
+    def obtain(self, key: str) -> CompiledGrammar | None:
+        """The grammar of a key that was compiled before: from the cache, or compiled again here
+        and now if it was evicted meanwhile. None for a key that never compiled."""
         with self._lock:
             grammar = self._grammars.get(key)
             if grammar is not None:
                 self._grammars.move_to_end(key)
-            return grammar
+                return grammar
+            constraint = self._constraints.get(key)
+        if constraint is None:
+            return None
+        grammar = self._backend.compile(constraint)
+        with self._lock:
+            self._counts["compiles"] += 1
+            self._store(Compiled(key, grammar, None, 0.0, cached=False), constraint)
+        return grammar
 
     def overdue(self) -> list[Compiled]:
         """Requests whose compile has passed the deadline, as errors; each is told once."""

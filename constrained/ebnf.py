@@ -76,7 +76,9 @@ def check_ebnf(text: str, root: str = "root") -> LoweredGrammar:
     """
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > MAX_GRAMMAR_BYTES:
-        raise LimitExceeded(f"the grammar has {size} bytes; at most {MAX_GRAMMAR_BYTES} are allowed")
+        raise LimitExceeded(
+            f"the grammar has {size} bytes; at most {MAX_GRAMMAR_BYTES} are allowed"
+        )
     rules = _Parser(text).rules()
     if root not in rules:
         raise MalformedConstraint(f"the grammar has no rule {root!r}", code="no_root")
@@ -187,7 +189,9 @@ class _Parser:
             return Rule(text)
         if not self._sign("("):
             if kind in ("count", "define") or text in ("*", "+", "?"):
-                raise _malformed("nothing to repeat" if kind != "define" else "unexpected ::=", line)
+                raise _malformed(
+                    "nothing to repeat" if kind != "define" else "unexpected ::=", line
+                )
             return None
         self._depth += 1
         if self._depth > MAX_DEPTH:

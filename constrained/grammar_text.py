@@ -37,7 +37,7 @@ def char_class(chars: CharSet) -> str:
 
 
 def _class_range(low: int, high: int) -> str:
-    first, last = (_escape(chr(c), "\\]-^[\"") for c in (low, high))
+    first, last = (_escape(chr(c), '\\]-^["') for c in (low, high))
     if low == high:
         return first
     return first + last if high == low + 1 else f"{first}-{last}"
@@ -83,8 +83,8 @@ def repeat(item: str, low: int, high: int | None) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LoweredGrammar:
-    """A grammar and the name of its root rule. `counted` is the number of counted repetitions in it:
-    many of them make an eager compile slow."""
+    """A grammar and the name of its root rule. `counted` weighs its counted repetitions: many of
+    them make an eager compile slow."""
 
     text: str
     counted: int
@@ -154,9 +154,7 @@ def write_pattern(node: Node, leaf: Callable[[CharSet], str], writer: GrammarWri
             raise AssertionError("anchors are gone once a pattern is closed")
 
 
-def _write_repeat(
-    item: Node, body: str, low: int, high: int | None, writer: GrammarWriter
-) -> str:
+def _write_repeat(item: Node, body: str, low: int, high: int | None, writer: GrammarWriter) -> str:
     if (low, high) == (0, 1) or (high is None and low < 2):
         return repeat(_atom(body), low, high)
     writer.counted += high or low
@@ -169,7 +167,7 @@ def _write_repeat(
     # Engines count a choice of characters slowly: a chain of rules has cached masks instead.
     rest = repeat(_atom(body), 0, None) if high is None else EMPTY
     for _ in range(high - low if high is not None else 0):
-        rest = writer.rule(f'{EMPTY} | {sequence(body, rest)}', "p")
+        rest = writer.rule(f"{EMPTY} | {sequence(body, rest)}", "p")
     for _ in range(low):
         rest = writer.rule(sequence(body, rest), "p")
     return rest

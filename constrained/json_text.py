@@ -99,7 +99,9 @@ class JsonText:
 
     def array(self, item: str) -> str:
         """Any array of `item`."""
-        body = sequence('"["', self.space, f"({item} ({self.comma()} {item})* {self.space})?", '"]"')
+        body = sequence(
+            '"["', self.space, f"({item} ({self.comma()} {item})* {self.space})?", '"]"'
+        )
         return self.writer.rule(body, "array")
 
     def object(self) -> str:
@@ -187,7 +189,7 @@ class JsonText:
             tail = writer.rule(_CLOSE, "text")
         for done in range(count - 1, -1, -1):
             end = f"{_CLOSE} | " if done >= low else ""
-            tail = writer.rule(f'{end}{plain} {tail} | {_BACKSLASH} {escape} {tail}', "text")
+            tail = writer.rule(f"{end}{plain} {tail} | {_BACKSLASH} {escape} {tail}", "text")
         writer.counted += count * COUNTED_CHOICE
         return sequence(_CLOSE, tail)
 

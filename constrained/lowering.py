@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from phloem.constrained.choices import lower_choice
 from phloem.constrained.ebnf import check_ebnf
-from phloem.constrained.regex import lower_regex
 from phloem.constrained.grammar_text import LoweredGrammar
+from phloem.constrained.regex import lower_regex
 from phloem.constrained.schema import lower_json_object, lower_schema
 from phloem.constrained.spec import Choice, Constraint, Ebnf, JsonObject, JsonSchema, Regex
 from phloem.constrained.structural_tags import lower_tags

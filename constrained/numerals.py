@@ -133,7 +133,9 @@ def _bounded_decimals(number: Number) -> list[Node]:
     options: list[Node] = []
     low, high = number.low, number.high
     if high is None or high > 0 or (high == 0 and not number.high_open):
-        floor, floor_open = (low, number.low_open) if low is not None and low >= 0 else (None, False)
+        floor, floor_open = (
+            (low, number.low_open) if low is not None and low >= 0 else (None, False)
+        )
         options += _positive(floor or Fraction(0), floor_open, high, number.high_open)
     if low is None or low < 0:
         ceiling, ceiling_open = (
@@ -249,9 +251,7 @@ def _effective(number: Number) -> tuple[bool, Fraction | None]:
 
 def _common(a: Fraction, b: Fraction) -> Fraction:
     """The least common multiple."""
-    return Fraction(
-        math.lcm(a.numerator, b.numerator), math.gcd(a.denominator, b.denominator)
-    )
+    return Fraction(math.lcm(a.numerator, b.numerator), math.gcd(a.denominator, b.denominator))
 
 
 def _multiples(number: Number, integer: bool, multiple: Fraction) -> Node | None:

@@ -13,6 +13,7 @@ from phloem.constrained import charset
 from phloem.constrained.base import UnsupportedKeyword
 from phloem.constrained.charset import CharSet
 
+
 class Anchor(enum.Enum):
     BEGIN = "^"
     END = "$"

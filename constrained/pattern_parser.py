@@ -28,7 +28,6 @@ class Dialect(enum.Enum):
     ECMA = "ecma"
 
 
-
 def parse(pattern: str, dialect: Dialect) -> Node:
     """A pattern's tree, anchors included.
 
@@ -155,12 +154,14 @@ class _Parser:
         if not self._peek("{") or end < 0:
             return None
         low, comma, high = self._text[self._at + 1 : end].partition(",")
-        if not (low or high) or not all(p == "" or (p.isascii() and p.isdigit()) for p in (low, high)):
+        if not (low or high) or not all(
+            p == "" or (p.isascii() and p.isdigit()) for p in (low, high)
+        ):
             return None
         if low == "" and self._dialect is Dialect.ECMA:
             return None
         if len(low) > 9 or len(high) > 9:
-            raise LimitExceeded(f"a repeat count has more than 9 digits; at most 9 are allowed")
+            raise LimitExceeded("a repeat count has more than 9 digits; at most 9 are allowed")
         self._at = end + 1
         count = int(low or 0)
         return count, (count if not comma else int(high) if high else None)
@@ -295,16 +296,15 @@ class _Parser:
         return 0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00)
 
     def _shorthand(self, char: str) -> CharSet:
-        sure, perhaps = {
-            "d": (charset.DIGIT, charset.unicode_digits),
-            "w": (charset.WORD, lambda: charset.union(charset.WORD, charset.NON_ASCII)),
-            "s": (charset.ASCII_SPACE, lambda: charset.SPACE),
-        }[char.lower()]
+        sure = {"d": charset.DIGIT, "w": charset.WORD, "s": charset.ASCII_SPACE}[char.lower()]
         if char.islower():
             return sure
-        if self._dialect is Dialect.ECMA and char != "S":
+        if char == "S":
+            return charset.negate(charset.SPACE)
+        if self._dialect is Dialect.ECMA:
             return charset.negate(sure)
-        return charset.negate(perhaps())
+        perhaps = charset.unicode_digits() if char == "D" else charset.NON_ASCII
+        return charset.negate(charset.union(sure, perhaps))
 
     def _class(self) -> CharSet:
         negated = self._take("^")

@@ -23,9 +23,19 @@ from __future__ import annotations
 
 import dataclasses
 
-from phloem.constrained.base import ConstraintError, LimitExceeded, MalformedConstraint
-from phloem.constrained.base import UnsupportedKeyword
-from phloem.constrained.grammar_text import LoweredGrammar, char_class, choice, sequence, write_pattern
+from phloem.constrained.base import (
+    ConstraintError,
+    LimitExceeded,
+    MalformedConstraint,
+    UnsupportedKeyword,
+)
+from phloem.constrained.grammar_text import (
+    LoweredGrammar,
+    char_class,
+    choice,
+    sequence,
+    write_pattern,
+)
 from phloem.constrained.json_text import JsonText
 from phloem.constrained.numerals import numeral
 from phloem.constrained.pattern import max_length, min_length
@@ -245,9 +255,7 @@ class _SchemaWriter:
             return sequence('"["', self.text.space, '"]"')
         inside = sequence(body, self.text.space)
         inside = inside if shape.low > 0 else f"({inside})?"
-        return self.text.writer.rule(
-            sequence('"["', self.text.space, inside, '"]"'), "array"
-        )
+        return self.text.writer.rule(sequence('"["', self.text.space, inside, '"]"'), "array")
 
     def _elements(self, shape: Array, index: int, high: int | None) -> str:
         """Element `index` and those after it, of which there is one at least."""
@@ -264,5 +272,3 @@ class _SchemaWriter:
             return sequence(item, f"{more}{{{low},}}" if low > 1 else more + "*+"[low])
         most = high - index - 1
         return sequence(item, f"{more}{{{low},{most}}}" if most else "")
-
-

@@ -39,12 +39,28 @@ _REF_ALONE = {f"json-schema.org/draft-0{n}/schema" for n in (4, 6, 7)}
 _ROOT_URI = "phloem:///schema"
 
 # Where the subschemas of a schema are: one, a list of them, or a map of them.
-_ONE = (
-    "additionalItems additionalProperties contains else if items not propertyNames then"
-    " unevaluatedItems unevaluatedProperties"
-).split()
-_MANY = "allOf anyOf oneOf prefixItems items".split()
-_MAPS = "properties patternProperties $defs definitions dependentSchemas dependencies".split()
+_ONE = [
+    "additionalItems",
+    "additionalProperties",
+    "contains",
+    "else",
+    "if",
+    "items",
+    "not",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+]
+_MANY = ["allOf", "anyOf", "oneOf", "prefixItems", "items"]
+_MAPS = [
+    "properties",
+    "patternProperties",
+    "$defs",
+    "definitions",
+    "dependentSchemas",
+    "dependencies",
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,9 +91,7 @@ class Node:
 
 def join(pointer: str, *keys: str | int) -> str:
     """`pointer` extended by these keys, escaped as RFC 6901 says."""
-    return pointer + "".join(
-        "/" + str(k).replace("~", "~0").replace("/", "~1") for k in keys
-    )
+    return pointer + "".join("/" + str(k).replace("~", "~0").replace("/", "~1") for k in keys)
 
 
 def parse_json(text: str) -> Any:
@@ -101,12 +115,12 @@ def parse_json(text: str) -> Any:
             depth -= 1
     if deepest > MAX_JSON_DEPTH:
         raise LimitExceeded(
-            f"the schema's JSON nests {deepest} levels; at most {MAX_JSON_DEPTH} are allowed"
+            f"the JSON nests {deepest} levels; at most {MAX_JSON_DEPTH} are allowed"
         )
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise MalformedConstraint(f"the schema is not valid JSON: {error}") from error
+        raise MalformedConstraint(f"not valid JSON: {error}") from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -145,9 +159,8 @@ class SchemaDocument:
 
     def _check_dialect(self, schema: dict[str, Any]) -> None:
         named = schema.get("$schema")
-        if named is not None:
-            if _draft(schema) not in _DIALECTS:
-                raise UnsupportedKeyword("unknown schema dialect in $schema", path="/$schema")
+        if named is not None and _draft(schema) not in _DIALECTS:
+            raise UnsupportedKeyword("unknown schema dialect in $schema", path="/$schema")
         error = _meta_error(schema)
         if error is not None and named is None and _meta_error(_as_draft_7(schema)) is None:
             self.root = Node("", schema=_as_draft_7(schema))
@@ -192,8 +205,7 @@ class SchemaDocument:
             if not isinstance(node.schema, dict):
                 continue
             yield node, depth
-            for keys in _children(node.schema):
-                pending.append((node.child(*keys), depth + 1))
+            pending.extend((node.child(*keys), depth + 1) for keys in _children(node.schema))
 
     def resolve(self, ref: str, node: Node) -> Node:
         """The target of a local reference that stands in `node`.
@@ -203,7 +215,7 @@ class SchemaDocument:
             MalformedConstraint: there is nothing at its end.
         """
         path = node.at("$ref")
-        base, hash_, fragment = ref.partition("#")
+        base, _, fragment = ref.partition("#")
         own = self.root.schema.get("$id") if isinstance(self.root.schema, dict) else None
         if base and base != str(own or "").removesuffix("#"):
             raise UnsupportedKeyword(

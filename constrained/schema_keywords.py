@@ -28,6 +28,50 @@ from phloem.constrained.shapes import (
     unique,
 )
 
+ASSERTIONS = [
+    "type",
+    "enum",
+    "const",
+    "multipleOf",
+    "maximum",
+    "exclusiveMaximum",
+    "minimum",
+    "exclusiveMinimum",
+    "maxLength",
+    "minLength",
+    "pattern",
+    "maxItems",
+    "minItems",
+    "uniqueItems",
+    "maxContains",
+    "minContains",
+    "maxProperties",
+    "minProperties",
+    "required",
+    "dependentRequired",
+    "format",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "not",
+    "if",
+    "then",
+    "else",
+    "dependentSchemas",
+    "prefixItems",
+    "items",
+    "contains",
+    "properties",
+    "patternProperties",
+    "additionalProperties",
+    "propertyNames",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "additionalItems",
+    "dependencies",
+]
+"""Keywords that restrict something."""
+
 ALL_TYPES = ("null", "boolean", "number", "string", "array", "object")
 
 
@@ -145,8 +189,14 @@ def _array(node: Node, schema: dict[str, Any]) -> Array:
         prefix = tuple(_conj(node, "items", i) for i in range(len(items)))
         rest = _rest(node, schema, ("additionalItems", "unevaluatedItems"))
     else:
-        prefix = tuple(_conj(node, "prefixItems", i) for i in range(len(schema.get("prefixItems", ()))))
-        rest = _conj(node, "items") if "items" in schema else _rest(node, schema, ("unevaluatedItems",))
+        prefix = tuple(
+            _conj(node, "prefixItems", i) for i in range(len(schema.get("prefixItems", ())))
+        )
+        rest = (
+            _conj(node, "items")
+            if "items" in schema
+            else _rest(node, schema, ("unevaluatedItems",))
+        )
     if "contains" in schema:
         least_found = schema.get("minContains", 1)
         if least_found > 0 or "maxContains" in schema:
@@ -167,7 +217,9 @@ def _rest(node: Node, schema: dict[str, Any], keys: tuple[str, ...]) -> Conj:
         if key.startswith("unevaluated") and schema[key] is not True:
             beside = next((a for a in _APPLICATORS if a in schema), None)
             if beside is not None:
-                raise UnsupportedKeyword(f"{key} beside {beside} is not supported", path=node.at(key))
+                raise UnsupportedKeyword(
+                    f"{key} beside {beside} is not supported", path=node.at(key)
+                )
         return _conj(node, key)
     return ()
 
@@ -200,5 +252,3 @@ def _object(node: Node, schema: dict[str, Any]) -> Object:
 def without(name: str) -> Object:
     """Objects that lack this member."""
     return Object(layers=(Members(properties=((name, (NEVER,)),)),))
-
-

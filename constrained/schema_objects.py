@@ -128,9 +128,7 @@ def _extras(shape: Object, names: Automaton | None, analysis: Analysis) -> tuple
     return tuple(found)
 
 
-def _class_value(
-    shape: Object, matched: tuple[tuple[int, Conj], ...], analysis: Analysis
-) -> Conj:
+def _class_value(shape: Object, matched: tuple[tuple[int, Conj], ...], analysis: Analysis) -> Conj:
     nodes: list[Conj] = []
     for i, layer in enumerate(shape.layers):
         own = [value for index, value in matched if index == i]
@@ -174,7 +172,7 @@ class ObjectWriter:
     def write(self) -> str:
         """The object; the caller has made sure that it is possible."""
         high = self._layout.high
-        if high is None or high >= len(self._members) and not self._extra:
+        if high is None or (high >= len(self._members) and not self._extra):
             high = None
         body = self._first(high)
         if body is None:
@@ -234,7 +232,9 @@ class ObjectWriter:
             return EMPTY if missing == 0 else _IMPOSSIBLE
         one = self._text.writer.rule(sequence(self._text.comma(), self._extra), "extra")
         if room is None:
-            return f"{one}*" if missing == 0 else f"{one}+" if missing == 1 else f"{one}{{{missing},}}"
+            return (
+                f"{one}*" if missing == 0 else f"{one}+" if missing == 1 else f"{one}{{{missing},}}"
+            )
         return _IMPOSSIBLE if room < missing else f"{one}{{{missing},{room}}}"
 
 

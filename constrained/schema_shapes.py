@@ -12,25 +12,19 @@ Unknown keywords are annotations, as JSON Schema says, unless they look like a m
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
-from fractions import Fraction
+from collections.abc import Iterable
 from typing import Any
 
 from phloem.constrained.base import LimitExceeded, MalformedConstraint, UnsupportedKeyword
+from phloem.constrained.schema_complement import complement
 from phloem.constrained.schema_document import Node, SchemaDocument, finite
-from phloem.constrained.schema_keywords import typed_shapes, without
+from phloem.constrained.schema_keywords import ASSERTIONS, typed_shapes, without
 from phloem.constrained.shape_relations import ShapeRelations
 from phloem.constrained.shapes import (
     UNIVERSE,
-    Array,
-    Boolean,
     Conj,
-    Members,
-    Null,
-    Number,
     Object,
     Shape,
-    Text,
     Value,
     conj,
     meet,
@@ -41,25 +35,8 @@ MAX_CONJUNCTIONS = 8_000
 MAX_UNION = 512
 MAX_SUBTRACTED_BRANCHES = 6
 
-_BY_TYPE: dict[str, Shape] = {
-    "null": Null(),
-    "boolean": Boolean(),
-    "number": Number(),
-    "integer": Number(integer=True),
-    "string": Text(),
-    "array": Array(),
-    "object": Object(),
-}
 _REFUSED = ("$dynamicRef", "$recursiveRef")
-_ASSERTIONS = (
-    "type enum const multipleOf maximum exclusiveMaximum minimum exclusiveMinimum maxLength"
-    " minLength pattern maxItems minItems uniqueItems maxContains minContains maxProperties"
-    " minProperties required dependentRequired format allOf anyOf oneOf not if then else"
-    " dependentSchemas prefixItems items contains properties patternProperties"
-    " additionalProperties propertyNames unevaluatedItems unevaluatedProperties additionalItems"
-    " dependencies"
-).split()
-_MISSPELT = {a.lower(): a for a in _ASSERTIONS}
+_MISSPELT = {a.lower(): a for a in ASSERTIONS}
 
 
 class _Pending(Exception):
@@ -90,7 +67,7 @@ class Analysis:
             raise LimitExceeded(f"the schema expands to more than {MAX_CONJUNCTIONS} subschemas")
         union: Iterable[Shape] = UNIVERSE
         for node in nodes:
-            union = self._meet(union, self._expand(node))
+            union = self._meet(union, self.expand(node))
         kept = unique_values(
             shape
             for shape in union
@@ -119,7 +96,7 @@ class Analysis:
     def _follow(self, node: Node) -> Node:
         seen: set[Node] = set()
         while not node.negated and isinstance(node.schema, dict) and "$ref" in node.schema:
-            beside = any(k in node.schema for k in _ASSERTIONS)
+            beside = any(k in node.schema for k in ASSERTIONS)
             if node in seen or (beside and not self.document.ref_alone):
                 break
             seen.add(node)
@@ -144,7 +121,8 @@ class Analysis:
             raise LimitExceeded(f"a subschema expands to more than {MAX_UNION} alternatives")
         return unique_values((*values, *(s for s in met if s is not None)))
 
-    def _expand(self, node: Node) -> tuple[Shape, ...]:
+    def expand(self, node: Node) -> tuple[Shape, ...]:
+        """The shapes of one node, values not checked yet; raises on a cycle without progress."""
         if isinstance(node.schema, bool):
             return UNIVERSE if node.schema is not node.negated else ()
         if node in self._outer:
@@ -159,9 +137,11 @@ class Analysis:
                 schema = node.schema
                 if self.document.ref_alone and "$ref" in schema:
                     schema = {"$ref": schema["$ref"]}
-                return self._complement(node.complement(), schema)
+                positive = node.complement()
+                self._check_keywords(positive, schema)
+                return complement(self, positive, schema)
             if self.document.ref_alone and "$ref" in node.schema:
-                return self._expand(self.document.resolve(str(node.schema["$ref"]), node))
+                return self.expand(self.document.resolve(str(node.schema["$ref"]), node))
             self._check_keywords(node, node.schema)
             return self._expand_schema(node, node.schema)
         finally:
@@ -190,20 +170,22 @@ class Analysis:
         values = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if values is not None:
             if not all(finite(v) for v in values):
-                raise MalformedConstraint("a number in enum or const is too large", path=node.pointer)
+                raise MalformedConstraint(
+                    "a number in enum or const is too large", path=node.pointer
+                )
             return unique_values(Value(v) for v in values)
         union = typed_shapes(node, schema)
         if "$ref" in schema:
-            union = self._meet(union, self._expand(self.document.resolve(str(schema["$ref"]), node)))
+            union = self._meet(union, self.expand(self.document.resolve(str(schema["$ref"]), node)))
         for i in range(len(schema.get("allOf", ()))):
-            union = self._meet(union, self._expand(node.child("allOf", i)))
+            union = self._meet(union, self.expand(node.child("allOf", i)))
         if "anyOf" in schema:
-            branches = [self._expand(node.child("anyOf", i)) for i in range(len(schema["anyOf"]))]
+            branches = [self.expand(node.child("anyOf", i)) for i in range(len(schema["anyOf"]))]
             union = self._meet(union, itertools.chain.from_iterable(branches))
         if "oneOf" in schema:
             union = self._one_of(node, union, len(schema["oneOf"]))
         if "not" in schema:
-            union = self._meet(union, self._expand(node.child("not").complement()))
+            union = self._meet(union, self.expand(node.child("not").complement()))
         if "if" in schema and ("then" in schema or "else" in schema):
             union = self._meet(union, self._conditional(node, schema))
         for key in ("dependentRequired", "dependentSchemas", "dependencies"):
@@ -215,7 +197,7 @@ class Analysis:
 
     def _one_of(self, node: Node, base: tuple[Shape, ...], count: int) -> tuple[Shape, ...]:
         nodes = [node.child("oneOf", i) for i in range(count)]
-        branches = [self._meet(base, self._expand(n)) for n in nodes]
+        branches = [self._meet(base, self.expand(n)) for n in nodes]
         if all(
             self._apart(a, b, branches[a], branches[b], nodes)
             for a, b in itertools.combinations(range(count), 2)
@@ -229,7 +211,7 @@ class Analysis:
             for i, branch in enumerate(branches):
                 for j in range(count):
                     if j != i and not self._apart(i, j, branch, branches[j], nodes):
-                        branch = self._meet(branch, self._expand(nodes[j].complement()))
+                        branch = self._meet(branch, self.expand(nodes[j].complement()))
                 union.extend(branch)
         except UnsupportedKeyword as error:
             raise UnsupportedKeyword(
@@ -254,12 +236,12 @@ class Analysis:
 
     def _conditional(self, node: Node, schema: dict[str, Any]) -> tuple[Shape, ...]:
         condition = node.child("if")
-        held = self._expand(condition)
-        failed = self._expand(condition.complement())
+        held = self.expand(condition)
+        failed = self.expand(condition.complement())
         if "then" in schema:
-            held = self._meet(held, self._expand(node.child("then")))
+            held = self._meet(held, self.expand(node.child("then")))
         if "else" in schema:
-            failed = self._meet(failed, self._expand(node.child("else")))
+            failed = self._meet(failed, self.expand(node.child("else")))
         return unique_values((*held, *failed))
 
     def _dependent(
@@ -272,108 +254,12 @@ class Analysis:
         if isinstance(wanted, list):
             needs: tuple[Shape, ...] = (Object(required=tuple(dict.fromkeys((name, *wanted)))),)
         else:
-            needs = self._meet((Object(required=(name,)),), self._expand(node.child(key, name)))
+            needs = self._meet((Object(required=(name,)),), self.expand(node.child(key, name)))
         return (absent, *needs, *others)
 
-    # ----------------------------------------------------------------- complements
-
-    def _complement(self, node: Node, schema: Any) -> tuple[Shape, ...]:
-        """What the schema at `node` refuses: the union of what each keyword refuses."""
-        self._check_keywords(node, schema)
-        union: list[Shape] = []
-        for key in schema:
-            rule = self._COMPLEMENTS.get(key)
-            if rule is not None:
-                union.extend(rule(self, node, schema[key]))
-            elif key in _ASSERTIONS and key not in ("then", "else", "minContains", "maxContains"):
-                raise UnsupportedKeyword(
-                    f"{key} under not, if or an overlapping oneOf is not supported",
-                    path=node.at(key),
-                )
-        return unique_values(union)
-
-    def _not_type(self, node: Node, types: Any) -> Iterable[Shape]:
-        named = {types} if isinstance(types, str) else set(types)
-        if "integer" in named and "number" not in named:
-            raise UnsupportedKeyword("not type integer is not supported", path=node.at("type"))
-        if "number" in named:
-            named.add("integer")
-        return tuple(s for t, s in _BY_TYPE.items() if t not in named and t != "integer")
-
-    def _not_values(self, node: Node, values: list[Any]) -> Iterable[Shape]:
-        strings = frozenset(v for v in values if isinstance(v, str))
-        union: list[Shape] = [Text(excluded=strings), Array(), Object()]
-        if any(isinstance(v, list | dict) for v in values):
-            raise UnsupportedKeyword(
-                "not with arrays or objects as values is not supported", path=node.pointer
-            )
-        union += [] if None in values else [Null()]
-        booleans = [v for v in values if isinstance(v, bool)]
-        union += [Boolean()] if not booleans else [Value(b) for b in (True, False) if b not in booleans]
-        numbers = sorted({Fraction(repr(v)) for v in values if _is_number(v)})
-        edges: list[Fraction | None] = [None, *numbers, None]
-        union += [
-            Number(low=a, low_open=a is not None, high=b, high_open=b is not None)
-            for a, b in itertools.pairwise(edges)
-        ]
-        return union
-
-    def _not_const(self, node: Node, value: Any) -> Iterable[Shape]:
-        return self._not_values(node, [value])
-
-    def _not_required(self, node: Node, names: list[str]) -> Iterable[Shape]:
-        return tuple(without(name) for name in names)
-
-    def _not_properties(self, node: Node, properties: dict[str, Any]) -> Iterable[Shape]:
-        for name in properties:
-            child = node.child("properties", name).complement()
-            members = Members(properties=((name, (child,)),))
-            yield Object(layers=(members,), required=(name,), path=node.pointer)
-
-    def _not_minimum(self, node: Node, bound: Any) -> Iterable[Shape]:
-        return (Number(high=Fraction(repr(bound)), high_open=True),)
-
-    def _not_maximum(self, node: Node, bound: Any) -> Iterable[Shape]:
-        return (Number(low=Fraction(repr(bound)), low_open=True),)
-
-    def _not_min_length(self, node: Node, bound: Any) -> Iterable[Shape]:
-        return (Text(high=int(bound) - 1),) if bound > 0 else ()
-
-    def _not_max_length(self, node: Node, bound: Any) -> Iterable[Shape]:
-        return (Text(low=int(bound) + 1),)
-
-    def _not_all_of(self, node: Node, branches: list[Any]) -> Iterable[Shape]:
-        for i in range(len(branches)):
-            yield from self._expand(node.child("allOf", i).complement())
-
-    def _not_any_of(self, node: Node, branches: list[Any]) -> Iterable[Shape]:
-        union: tuple[Shape, ...] = UNIVERSE
-        for i in range(len(branches)):
-            union = self._meet(union, self._expand(node.child("anyOf", i).complement()))
-        return union
-
-    def _not_not(self, node: Node, _: Any) -> Iterable[Shape]:
-        return self._expand(node.child("not"))
-
-    def _not_ref(self, node: Node, ref: Any) -> Iterable[Shape]:
-        return self._expand(self.document.resolve(str(ref), node).complement())
-
-    _COMPLEMENTS: dict[str, Callable[[Analysis, Node, Any], Iterable[Shape]]] = {
-        "type": _not_type,
-        "enum": _not_values,
-        "const": _not_const,
-        "required": _not_required,
-        "minimum": _not_minimum,
-        "maximum": _not_maximum,
-        "minLength": _not_min_length,
-        "maxLength": _not_max_length,
-        "properties": _not_properties,
-        "allOf": _not_all_of,
-        "anyOf": _not_any_of,
-        "not": _not_not,
-        "$ref": _not_ref,
-    }
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    def intersect(self, unions: Iterable[Iterable[Shape]]) -> tuple[Shape, ...]:
+        """What is in all of these unions."""
+        met: tuple[Shape, ...] = UNIVERSE
+        for union in unions:
+            met = self._meet(met, union)
+        return met

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from phloem.constrained.base import CompiledGrammar, Matcher, MatcherRejected
 
-MAX_ROW_SECONDS = 0.5
+MAX_ROW_SECONDS = 1.0
 
 
 class Row(Protocol):
@@ -53,7 +53,6 @@ class _Progress:
     matcher: Matcher
     key: str
     tokens: int = 0
-    failed: str | None = None
 
 
 class GrammarService:
@@ -70,41 +69,41 @@ class GrammarService:
         self._max_row_seconds = max_row_seconds
         self._clock = clock
         self._matchers: dict[int, _Progress] = {}
-        self._pinned: dict[str, CompiledGrammar] = {}
 
-    def hold(self, key: str, grammar: CompiledGrammar) -> None:
-        """Keep `grammar` for a request that was told it is ready, until its first row came."""
-        self._pinned[key] = grammar
-
-    def step(
-        self, rows: Iterable[Row], mask_of: Callable[[int], NDArray[np.int32]]
-    ) -> StepOutcome:
+    def step(self, rows: Iterable[Row], mask_of: Callable[[int], NDArray[np.int32]]) -> StepOutcome:
         """Bring each row's matcher to its history and fill its mask; `mask_of(mask_row)` gives
         the words to write."""
         outcome = StepOutcome([], {}, [])
         for row in rows:
-            start = self._clock()
             try:
                 ready = self._advance(row)
                 if ready is None:
                     outcome.replay.append(row.uid)
                     continue
-                mask = mask_of(row.mask_row)
-                ready.fill(mask)
-                reason = None if mask.any() else _no_token(ready)
+                reason = self._fill(ready, mask_of(row.mask_row))
             except MatcherRejected as error:
                 reason = f"the history contradicts the constraint: {error}"
             except Exception as error:  # whatever one matcher does, the others go on
                 reason = f"the constraint's matcher failed: {type(error).__name__}: {error}"
-            spent = self._clock() - start
-            if reason is None and spent > self._max_row_seconds and row.at + len(row.tokens) > 0:
-                reason = f"the constraint's mask took {spent:.2f} s of processor time"
             if reason is None:
                 outcome.filled.append(row.mask_row)
             else:
                 self._matchers.pop(row.uid, None)
                 outcome.failed[row.mask_row] = reason
         return outcome
+
+    def _fill(self, matcher: Matcher, mask: NDArray[np.int32]) -> str | None:
+        """Fill the mask; why the request cannot go on, if it cannot."""
+        start = self._clock()
+        matcher.fill(mask)
+        spent = self._clock() - start
+        if spent > self._max_row_seconds:
+            return f"the constraint's mask took {spent:.2f} s of processor time"
+        if mask.any():
+            return None
+        if matcher.is_terminated:
+            return "the constrained text has already ended"
+        return "no token of the vocabulary can continue the constrained text"
 
     def _advance(self, row: Row) -> Matcher | None:
         """The row's matcher at its history; None when the row must come again from 0.
@@ -117,7 +116,7 @@ class GrammarService:
         if known is None or known.key != row.key:
             if row.at > 0:
                 return None
-            grammar = self._pinned.get(row.key) or self._grammar_of(row.key)
+            grammar = self._grammar_of(row.key)
             if grammar is None:
                 raise LookupError("its grammar is not compiled")
             known = _Progress(grammar.matcher(), row.key)
@@ -141,9 +140,3 @@ class GrammarService:
     def matchers(self) -> int:
         """Requests that have a matcher."""
         return len(self._matchers)
-
-
-def _no_token(matcher: Matcher) -> str:
-    if matcher.is_terminated:
-        return "the constrained text has already ended"
-    return "no token of the vocabulary can continue the constrained text"

@@ -50,7 +50,9 @@ def member(shape: Object, name: str) -> Conj:
     for layer in shape.layers:
         declared = dict(layer.properties)
         found = [declared[name]] if name in declared else []
-        found += [c for p, c in layer.patterns if p == ANY_TEXT or pattern_automaton(p).accepts(name)]
+        found += [
+            c for p, c in layer.patterns if p == ANY_TEXT or pattern_automaton(p).accepts(name)
+        ]
         nodes += found or [layer.rest]
     return conj(n for c in nodes for n in c)
 

@@ -60,9 +60,7 @@ class Number:
         """Whether the bounds exclude everything."""
         if self.low is None or self.high is None:
             return False
-        return self.low > self.high or (
-            self.low == self.high and (self.low_open or self.high_open)
-        )
+        return self.low > self.high or (self.low == self.high and (self.low_open or self.high_open))
 
 
 def _tighter(
@@ -179,17 +177,24 @@ def meet(left: Shape, right: Shape) -> Shape | None:
     if isinstance(right, Value):
         return right
     match (left, right):
-        case (Number(), Number()):
-            met = left.meet(right)
+        case (Number() as one, Number() as other):
+            met = one.meet(other)
             return None if met.empty() else met
-        case (Text(), Text()) | (Array(), Array()) | (Object(), Object()):
-            both = left.meet(right)  # type: ignore[arg-type]
-            return None if both.high is not None and both.low > both.high else both
+        case (Text() as text, Text() as another):
+            return _possible(text.meet(another))
+        case (Array() as array, Array() as another_array):
+            return _possible(array.meet(another_array))
+        case (Object() as members, Object() as more):
+            return _possible(members.meet(more))
         case _:
             return left if type(left) is type(right) else None
 
 
-def conj(nodes: Any) -> Conj:
+def _possible(shape: Text | Array | Object) -> Shape | None:
+    return None if shape.high is not None and shape.low > shape.high else shape
+
+
+def conj(nodes: Iterable[Node]) -> Conj:
     """Nodes without duplicates, in order."""
     return unique(tuple(nodes))
 

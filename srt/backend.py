@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import zmq.asyncio
 
+from phloem.constrained.bitmask import MaskBuffer
 from phloem.srt.checkpoint import Checkpoint
 from phloem.srt.config import ServeConfig
 from phloem.srt.grammar.options import GrammarOptions
@@ -42,7 +43,7 @@ class Backend:
         cls, context: zmq.asyncio.Context, run_dir: Path, config: ServeConfig, plan: Plan
     ) -> Backend:
         """Start the processes around `run_dir`, which is created; they become ready later."""
-        await asyncio.to_thread(run_dir.mkdir, mode=0o700)
+        await asyncio.to_thread(_prepare, run_dir, config.scheduler.max_running, plan.vocab_size)
         generation = Generation(run_dir, process_options(str(run_dir), config, plan))
         channel: AsyncChannel[ToScheduler, ToFrontend] = AsyncChannel(
             context, f"ipc://{run_dir}/scheduler.sock", ToFrontend
@@ -53,6 +54,12 @@ class Backend:
     async def stop(self, grace_seconds: float) -> None:
         self.channel.close()
         await self.generation.stop(grace_seconds)
+
+
+def _prepare(run_dir: Path, rows: int, vocab_size: int) -> None:
+    """The private directory, and in it the mask buffer that worker and grammar process share."""
+    run_dir.mkdir(mode=0o700)
+    MaskBuffer.create(run_dir / "masks", rows, vocab_size)
 
 
 def process_options(run_dir: str, config: ServeConfig, plan: Plan) -> dict[str, msgspec.Struct]:

@@ -161,7 +161,7 @@ class Engine:
         item = {"float32": 4, "bfloat16": 2}[self.resolved.dtype]
         kv_tokens, self.resolved.reasons["kv_tokens"] = choose_kv_tokens(
             self.config.cache.kv_tokens,
-            bytes_per_slot=model.num_layers * 2 * model.kv_size * item,
+            bytes_per_slot=model.kv_slot_bytes(item),
             hardware=hardware,
         )
         self._plan = make_plan(self.resolved, checkpoint, kv_tokens)

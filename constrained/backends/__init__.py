@@ -1,21 +1,26 @@
-"""Grammar engines by name, loaded when they are first asked for."""
+"""Grammar engines by name, loaded when they are asked for."""
 
 from __future__ import annotations
 
-from importlib import import_module
+import importlib
+from typing import cast
 
 from phloem.constrained.base import Backend
 from phloem.constrained.vocab import Vocabulary
 
-BACKENDS: dict[str, str] = {
-    "xgrammar": "phloem.constrained.backends.xgrammar:XGrammarBackend",
-}
+BACKENDS = {"xgrammar": "phloem.constrained.backends.xgrammar:XGrammarBackend"}
+"""Dotted names of backend classes; each is made with a `Vocabulary`."""
 
 
-def create_backend(name: str, vocabulary: Vocabulary) -> Backend:
-    """The engine called `name` for one vocabulary. Raises `ValueError` that lists the names."""
+def load_backend(name: str, vocabulary: Vocabulary) -> Backend:
+    """The backend called `name`, for this vocabulary.
+
+    Raises:
+        ValueError: there is no such backend; the message lists those there are.
+    """
     if name not in BACKENDS:
-        raise ValueError(f"unknown grammar engine {name!r}; there are {', '.join(BACKENDS)}")
+        raise ValueError(
+            f"unknown grammar backend {name!r}; there are {', '.join(sorted(BACKENDS))}"
+        )
     module, _, cls = BACKENDS[name].partition(":")
-    backend: Backend = getattr(import_module(module), cls)(vocabulary)
-    return backend
+    return cast("Backend", getattr(importlib.import_module(module), cls)(vocabulary))

@@ -1,4 +1,4 @@
-"""xgrammar as a backend. The only module that imports it (and with it torch).
+"""xgrammar as a backend. The only module that imports it.
 
 Every constraint reaches xgrammar as EBNF that Phloem wrote or checked; its own conversions of
 JSON schemas and regular expressions are not used (see `phloem.constrained.lowering`).
@@ -9,13 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import xgrammar
 from numpy.typing import NDArray
 
+from phloem.constrained.backends.bare_import import import_bare
 from phloem.constrained.base import MalformedConstraint, MatcherRejected
 from phloem.constrained.lowering import lower, lower_tags
 from phloem.constrained.spec import Constraint, StructuralTag
 from phloem.constrained.vocab import Vocabulary
+
+xgrammar: Any = import_bare("xgrammar")
 
 # A counted repetition of n characters has n states, and xgrammar computes a mask for each when it
 # compiles (2 to 15 ms each for 50,000 tokens). Above this weight it does so when a state is met.
@@ -110,12 +112,8 @@ class XGrammarBackend:
                 compiled = self._eager.compile_structural_tag(lower_tags(constraint.format))
             else:
                 grammar = lower(constraint)
-                compiler = (
-                    self._eager if grammar.counted <= EAGER_COUNTED_STATES else self._lazy
-                )
-                compiled = compiler.compile_grammar(
-                    grammar.text, root_rule_name=grammar.root
-                )
+                compiler = self._eager if grammar.counted <= EAGER_COUNTED_STATES else self._lazy
+                compiled = compiler.compile_grammar(grammar.text, root_rule_name=grammar.root)
         except (RuntimeError, ValueError, TypeError) as error:
             raise MalformedConstraint(
                 f"the grammar cannot be compiled: {_reason(error)}", code="invalid_grammar"

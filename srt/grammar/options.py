@@ -6,18 +6,18 @@ import msgspec
 
 
 class GrammarOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`run_dir` holds the sockets and the mask buffer; `checkpoint` gives the vocabulary.
+    """Sockets and the mask buffer are in `run_dir` (`grammar.sock`, `masks.sock`, `masks`).
 
-    `memory_bytes` is how much address space compiles and matchers may take beyond what the idle
-    process has; `cache_bytes` bounds the compiled grammars that are kept.
+    `max_rows` and `vocab_size` shape the mask buffer. A compile may take `compile_timeout_s`
+    seconds; `memory_bytes` is what the process may add to its size after loading; `cache_bytes`
+    bounds the compiled grammars it keeps.
     """
 
     run_dir: str
     checkpoint: str
     max_rows: int
     vocab_size: int
-    compile_timeout_s: float
-    compile_threads: int
-    memory_bytes: int
-    cache_bytes: int
-    log_level: str = "info"
+    compile_timeout_s: float = 5.0
+    compile_threads: int = 1
+    memory_bytes: int = 2 << 30
+    cache_bytes: int = 256 << 20

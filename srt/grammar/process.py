@@ -1,14 +1,19 @@
-"""The grammar process: compiles, advances matchers, fills masks into shared memory.
+"""The grammar process: compiles constraints, advances matchers, fills masks.
 
-It is asleep until a message, a finished compile or a deadline wakes it. A compile that is past its
-deadline cannot be stopped, so the process says so and ends (exit code `OVERDUE`); its successor is
-told everything that is still needed.
+It talks to the scheduler over `grammar.sock` and tells the worker over `masks.sock` which rows of
+the shared mask buffer are ready. Compiles run in threads beside the loop; the loop sleeps in one
+poll over the scheduler's socket and a wake-up pipe that finished compiles write to.
+
+A compile cannot be interrupted. When one passes its deadline, its request is answered with an
+error and the process exits with `EXIT_OVERDUE`: the supervisor starts it anew, and the scheduler
+compiles the live grammars again and replays the histories.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import queue
 import resource
 import sys
 import time
@@ -17,12 +22,12 @@ from pathlib import Path
 import psutil
 import zmq
 
-from phloem.constrained.backends import create_backend
+from phloem.constrained.backends import load_backend
 from phloem.constrained.bitmask import MaskBuffer
-from phloem.constrained.compiler import Compiler, Outcome
-from phloem.constrained.service import GrammarService, MaskRequest
-from phloem.srt.checkpoint import open_checkpoint
-from phloem.srt.errors import ErrorInfo
+from phloem.constrained.compiler import Compiled, GrammarCompiler
+from phloem.constrained.service import GrammarService
+from phloem.constrained.vocab import Vocabulary
+from phloem.srt.errors import InvalidConstraint
 from phloem.srt.grammar.options import GrammarOptions
 from phloem.srt.ipc import Channel
 from phloem.srt.messages import (
@@ -38,137 +43,144 @@ from phloem.srt.messages import (
     ToGrammar,
 )
 
-log = logging.getLogger(__name__)
+EXIT_OVERDUE = 3
+BACKEND = "xgrammar"
 
-OVERDUE = 3
-"""Exit code after a compile that could not be stopped."""
+logger = logging.getLogger(__name__)
 
 
 class GrammarProcess:
-    """Sockets, wake-ups and deadlines around a `GrammarService`."""
+    """The loop. `vocabulary` is given by `main`; tests give their own."""
 
-    def __init__(self, options: GrammarOptions) -> None:
-        began = time.monotonic()
-        self.options = options
-        vocabulary = open_checkpoint(options.checkpoint).vocabulary()
-        opened = time.monotonic()
-        backend = create_backend("xgrammar", vocabulary)
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK)
-        self.compiler = Compiler(
+    def __init__(self, options: GrammarOptions, vocabulary: Vocabulary) -> None:
+        start = time.perf_counter()
+        run_dir = Path(options.run_dir)
+        backend = load_backend(BACKEND, vocabulary)
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._done: queue.SimpleQueue[Compiled] = queue.SimpleQueue()
+        self._compiler = GrammarCompiler(
             backend,
-            cache_bytes=options.cache_bytes,
+            self._finished,
             threads=options.compile_threads,
             timeout_s=options.compile_timeout_s,
-            wake=lambda: os.eventfd_write(self._bell, 1),
+            cache_bytes=options.cache_bytes,
         )
-        self.service = GrammarService(self.compiler)
-        _limit_memory(options.memory_bytes)
-        context = zmq.Context()
-        base = f"ipc://{options.run_dir}"
-        self.scheduler: Channel[FromGrammar, ToGrammar] = Channel(
-            context, f"{base}/grammar.sock", ToGrammar
+        self._service = GrammarService(self._compiler.obtain)
+        self._masks = MaskBuffer.open(run_dir / "masks", options.max_rows, options.vocab_size)
+        self._context = zmq.Context()
+        self._scheduler: Channel[FromGrammar, ToGrammar] = Channel(
+            self._context, f"ipc://{run_dir}/grammar.sock", ToGrammar
         )
-        self.worker: Channel[StepMasks, StepMasks] = Channel(
-            context, f"{base}/masks.sock", StepMasks, kind=zmq.PUSH
+        self._worker: Channel[StepMasks, StepMasks] = Channel(
+            self._context, f"ipc://{run_dir}/masks.sock", StepMasks, kind=zmq.PUSH
         )
-        self._masks: MaskBuffer | None = None
-        self.startup = {"vocabulary": opened - began, "engine": time.monotonic() - opened}
+        self._startup = {"engine": time.perf_counter() - start}
+
+    def add_startup(self, phase: str, seconds: float) -> None:
+        """One more phase for `GrammarReady`."""
+        self._startup[phase] = seconds
 
     def run(self) -> int:
-        """Serve until told to stop; the exit code."""
+        """Serve until told to stop (0) or until a compile is overdue (`EXIT_OVERDUE`)."""
         poller = zmq.Poller()
-        poller.register(self.scheduler.socket, zmq.POLLIN)
-        poller.register(self._bell, zmq.POLLIN)
-        self.scheduler.send(GrammarReady(self.startup))
+        poller.register(self._scheduler.socket, zmq.POLLIN)
+        poller.register(self._wake_read, zmq.POLLIN)
+        self._scheduler.send(GrammarReady(self._startup))
         while True:
-            poller.poll(self._timeout_ms())
-            self._silence_bell()
-            self._report(self.compiler.results())
-            overdue = self.compiler.overdue()
-            if overdue:
-                self._report(overdue)
-                log.warning("a compile is past its deadline and cannot be stopped")
-                return OVERDUE
-            while (message := self.scheduler.recv(0)) is not None:
+            left = self._compiler.next_deadline()
+            poller.poll(None if left is None else int(left * 1000) + 1)
+            while (message := self._scheduler.recv(0)) is not None:
                 if isinstance(message, StopGrammar):
                     return 0
                 self._handle(message)
+            self._report_finished()
+            overdue = self._compiler.overdue()
+            for late in overdue:
+                self._report(late)
+            if overdue:
+                logger.warning("a grammar compile is overdue; leaving to be started anew")
+                return EXIT_OVERDUE
 
-    def _timeout_ms(self) -> int | None:
-        deadline = self.compiler.next_deadline()
-        if deadline is None:
-            return None
-        return max(0, int((deadline - time.monotonic()) * 1000)) + 1
-
-    def _silence_bell(self) -> None:
-        try:
-            os.eventfd_read(self._bell)
-        except BlockingIOError:
-            return  # it did not ring
+    def close(self) -> None:
+        """Send what is queued and close the sockets; compiles are not waited for."""
+        self._compiler.close()
+        self._scheduler.close()
+        self._worker.close()
+        self._context.term()
 
     def _handle(self, message: GrammarCompile | GrammarStep | GrammarClose) -> None:
         match message:
             case GrammarCompile(key, constraint):
-                self.service.compile(key, constraint)
-            case GrammarClose(uids):
-                self.service.close(uids)
+                self._compiler.request(key, constraint)
             case GrammarStep():
                 self._step(message)
+            case GrammarClose(uids):
+                self._service.close(uids)
 
     def _step(self, message: GrammarStep) -> None:
-        masks = self._buffer()
-        answer = self.service.step(
-            [MaskRequest(r.uid, r.key, r.at, r.tokens, r.mask_row) for r in message.rows],
-            lambda row: masks.row(message.step_id, row),
-        )
-        if answer.rows or answer.failed:
-            self.worker.send(StepMasks(message.step_id, answer.rows, answer.failed))
-        if answer.replay:
-            self.scheduler.send(GrammarReplay(message.step_id, answer.replay))
+        step_id = message.step_id
+        outcome = self._service.step(message.rows, lambda row: self._masks.row(step_id, row))
+        if outcome.replay:
+            self._scheduler.send(GrammarReplay(step_id, outcome.replay))
+        if outcome.filled or outcome.failed:
+            self._worker.send(StepMasks(step_id, outcome.filled, outcome.failed))
 
-    def _buffer(self) -> MaskBuffer:
-        """The worker made the file before it was ready, and no step comes before that."""
-        if self._masks is None:
-            options = self.options
-            self._masks = MaskBuffer.open(
-                Path(options.run_dir) / "masks", options.max_rows, options.vocab_size
+    def _finished(self, done: Compiled) -> None:
+        """From a compile thread: queue the outcome and wake the loop."""
+        self._done.put(done)
+        try:
+            os.write(self._wake_write, b"\0")
+        except BlockingIOError:
+            return  # the pipe is full: the loop is going to wake anyway
+
+    def _report_finished(self) -> None:
+        try:
+            os.read(self._wake_read, 4096)
+        except BlockingIOError:
+            return
+        while True:
+            try:
+                self._report(self._done.get_nowait())
+            except queue.Empty:
+                return
+
+    def _report(self, done: Compiled) -> None:
+        error = None
+        if done.error is not None:
+            refusal = InvalidConstraint(
+                str(done.error), param=done.error.path or None, code=done.error.reason
             )
-        return self._masks
-
-    def _report(self, outcomes: list[Outcome]) -> None:
-        for outcome in outcomes:
-            error = outcome.error
-            info = None
-            if error is not None:
-                info = ErrorInfo(
-                    kind="InvalidConstraint",
-                    message=error.message,
-                    param=error.path or None,
-                    code=error.reason,
-                )
-            self.scheduler.send(
-                GrammarCompiled(outcome.key, info, outcome.seconds, outcome.cached)
-            )
-
-    def close(self) -> None:
-        self.scheduler.close()
-        self.worker.close()
+            error = refusal.to_info()
+        self._scheduler.send(GrammarCompiled(done.key, error, done.seconds, done.cached))
 
 
-def _limit_memory(extra_bytes: int) -> None:
-    """Bound the address space at what the process has now and `extra_bytes` more."""
+def limit_memory(extra_bytes: int) -> None:
+    """Let this process grow by `extra_bytes` of address space from here; beyond it allocations
+    fail, which a compile reports as its own error."""
     limit = psutil.Process().memory_info().vms + extra_bytes
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if hard == resource.RLIM_INFINITY or limit < hard:
-        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
 def main(options: GrammarOptions) -> None:
-    process = GrammarProcess(options)
+    """Load the vocabulary of `options.checkpoint`, serve, and leave with the loop's exit code."""
+    from phloem.srt.checkpoint import open_checkpoint
+
+    start = time.perf_counter()
+    vocabulary = open_checkpoint(options.checkpoint).vocabulary()
+    if vocabulary.size != options.vocab_size:
+        vocabulary = Vocabulary(
+            vocabulary.tokens, vocabulary.special_ids, vocabulary.stop_ids, options.vocab_size
+        )
+    loaded = time.perf_counter() - start
+    process = GrammarProcess(options, vocabulary)
+    process.add_startup("vocabulary", loaded)
+    limit_memory(options.memory_bytes)
     code = process.run()
     process.close()
-    if code:
-        # A compiling thread cannot be joined: leave without waiting for it.
+    if code == EXIT_OVERDUE:
+        # A thread is still compiling: the interpreter would wait for it.
         sys.stderr.flush()
-        time.sleep(0.05)  # for the last messages to leave
         os._exit(code)

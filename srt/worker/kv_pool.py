@@ -6,8 +6,6 @@ import torch
 
 from phloem.srt.checkpoint.config import ModelConfig
 
-MAX_DEFAULT_SLOTS = 131_072
-
 
 class KVPool:
     """Keys and values of `slots` tokens in every layer: `[layers, slots, Hkv, D]` each, with equal
@@ -42,22 +40,3 @@ class KVPool:
     def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         self._keys[layer].index_copy_(0, slots, k)
         self._values[layer].index_copy_(0, slots, v)
-
-
-def slot_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of one token's keys and values over all layers."""
-    return 2 * config.num_layers * config.kv_size * dtype.itemsize
-
-
-def default_kv_slots(config: ModelConfig, dtype: torch.dtype, free_bytes: int) -> int:
-    """Slots (slot 0 included) in a quarter of the free memory, at most `MAX_DEFAULT_SLOTS`.
-
-    Raises `MemoryError` when that is not a single token.
-    """
-    slots = min(MAX_DEFAULT_SLOTS, free_bytes // 4 // slot_bytes(config, dtype))
-    if slots < 2:
-        raise MemoryError(
-            f"a quarter of the {free_bytes:,} free bytes holds no KV slot of "
-            f"{slot_bytes(config, dtype):,} bytes"
-        )
-    return slots

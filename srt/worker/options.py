@@ -16,6 +16,6 @@ class WorkerProcessOptions(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     threads: int
     max_rows: int
-    context_length: int | None = None
-    kv_slots: int | None = None
+    context_length: int
+    kv_slots: int
     log_level: str = "info"

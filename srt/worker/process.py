@@ -34,7 +34,6 @@ from phloem.srt.messages import (
     ToWorker,
     WorkerReady,
 )
-from phloem.srt.resolve import choose_kv_tokens, detect_hardware
 from phloem.srt.worker.masks import MaskInbox
 from phloem.srt.worker.options import WorkerProcessOptions
 from phloem.srt.worker.sampler import Draw, RowError, SamplerRow, sample
@@ -203,39 +202,31 @@ def _timed(startup: dict[str, float], phase: str) -> Iterator[None]:
 
 
 def main(options: WorkerProcessOptions) -> None:
-    """Load the model, make the mask buffer, say `WorkerReady`, then serve until told to stop.
+    """Load the model, say `WorkerReady`, then serve until told to stop.
 
-    The mask buffer is there before `WorkerReady` is sent, so before any step exists. Raises what
-    the checkpoint, the options or the memory make impossible.
+    The launcher made the mask buffer. Raises what the checkpoint, the options or the memory make
+    impossible.
     """
     startup: dict[str, float] = {}
     with _timed(startup, "import"):
         import torch
 
         from phloem.srt.checkpoint.opening import open_checkpoint
-        from phloem.srt.worker.kv_pool import slot_bytes
         from phloem.srt.worker.runner import ModelRunner
     with _timed(startup, "open"):
         checkpoint = open_checkpoint(options.checkpoint)
     config = checkpoint.config
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[options.dtype]
-    kv_slots = options.kv_slots
-    if kv_slots is None:
-        tokens, reason = choose_kv_tokens(
-            None, bytes_per_slot=slot_bytes(config, dtype), hardware=detect_hardware()
-        )
-        log.info("%d KV slots: %s", tokens, reason)
-        kv_slots = tokens + 1  # slot 0 is padding
     runner = ModelRunner(
         checkpoint,
-        kv_slots=kv_slots,
+        kv_slots=options.kv_slots,
         max_rows=options.max_rows,
         dtype=dtype,
         context_length=options.context_length,
         threads=options.threads,
     )
     run_dir = Path(options.run_dir)
-    masks = MaskBuffer.create(run_dir / "masks", options.max_rows, config.vocab_size)
+    masks = MaskBuffer.open(run_dir / "masks", options.max_rows, config.vocab_size)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     grammar: Channel[Never, StepMasks] = Channel(
         context, f"ipc://{run_dir}/masks.sock", StepMasks, kind=zmq.PULL, bind=True
@@ -245,7 +236,7 @@ def main(options: WorkerProcessOptions) -> None:
     )
     scheduler.send(
         WorkerReady(
-            kv_slots=kv_slots,
+            kv_slots=options.kv_slots,
             context_length=runner.context_length,
             vocab_size=config.vocab_size,
             eos_ids=list(config.eos_ids),

@@ -18,7 +18,7 @@ from phloem.srt.checkpoint.config import ModelConfig, RopeConfig
 from phloem.srt.checkpoint.shapes import expected_tensors
 from phloem.srt.messages import RowPlan, RowStart, SamplingParams, StepPlan, TokenLogprob, pack
 from phloem.srt.worker.inputs import PlanError
-from phloem.srt.worker.kv_pool import MAX_DEFAULT_SLOTS, KVPool, default_kv_slots, slot_bytes
+from phloem.srt.worker.kv_pool import KVPool
 from phloem.srt.worker.runner import ModelRunner, StepLogits
 
 CONFIG = ModelConfig(
@@ -306,13 +306,8 @@ def test_context_length_is_within_the_models() -> None:
         ModelRunner(RandomCheckpoint(), kv_slots=64, max_rows=2, context_length=401)
 
 
-def test_slot_bytes_and_default_slots() -> None:
-    assert slot_bytes(CONFIG, torch.float32) == 2 * 2 * 2 * 16 * 4
-    assert slot_bytes(CONFIG, torch.bfloat16) == 2 * 2 * 2 * 16 * 2
-    assert default_kv_slots(CONFIG, torch.float32, 4 * 512 * 1000 + 3) == 1000
-    assert default_kv_slots(CONFIG, torch.float32, 1 << 40) == MAX_DEFAULT_SLOTS
-    with pytest.raises(MemoryError, match="holds no KV slot of 512 bytes"):
-        default_kv_slots(CONFIG, torch.float32, 4000)
+def test_bytes_of_a_slot() -> None:
+    assert CONFIG.kv_slot_bytes(4) == 2 * 2 * 2 * 16 * 4
 
 
 def test_pool_has_equal_strides_and_a_zero_padding_slot() -> None:

@@ -12,6 +12,7 @@ import pytest
 import zmq
 
 from phloem.constrained.bitmask import MaskBuffer, pack_mask
+from phloem.srt.checkpoint import open_checkpoint
 from phloem.srt.ipc import Channel, make_run_dir
 from phloem.srt.messages import (
     FromWorker,
@@ -39,6 +40,8 @@ class WorkerChild:
 
     def __init__(self, model: Path) -> None:
         self.run_dir = make_run_dir()
+        vocab_size = open_checkpoint(model).config.vocab_size
+        MaskBuffer.create(self.run_dir / "masks", MAX_ROWS, vocab_size)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.channel: Channel[ToWorker, FromWorker] = Channel(
             self.context, f"ipc://{self.run_dir}/worker.sock", FromWorker, bind=True
