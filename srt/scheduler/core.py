@@ -89,7 +89,6 @@ class SchedulerLimits:
 class _InFlight:
     plan: StepPlan
     work: list[Work]
-    grammar: GrammarStep | None
     sent: float
 
 
@@ -119,6 +118,8 @@ class Scheduler:
         self._by_rid: dict[str, Request] = {}
         self._compiling: dict[str, list[Request]] = {}
         self._compile_attempts: dict[str, int] = {}
+        self._recompiling: set[str] = set()
+        """Grammars of running requests that a new grammar process does not have yet."""
         self._next_uid = 0
         self._next_step = 0
         self._flushes: list[Flush] = []
@@ -267,6 +268,9 @@ class Scheduler:
             self.counters.grammar_compiles_total += 1
             self.counters.grammar_compile_seconds_total += message.seconds
         self._compile_attempts.pop(message.key, None)
+        if message.key in self._recompiling:
+            self._recompiling.discard(message.key)
+            self._replay_grammar(message.key)
         for request in self._compiling.pop(message.key, []):
             if message.error is not None:
                 self._fail(request, PhloemError.from_info(message.error))
@@ -276,8 +280,9 @@ class Scheduler:
 
     def _grammar_restarted(self) -> None:
         """A new process knows nothing: what waits for a compile, or will need a mask, is sent
-        again, and the matchers of the step in flight are rebuilt from the token history. A grammar
-        that was being compiled when two processes died is not given a third."""
+        again, and matchers are rebuilt from the token history once their grammar is there. A
+        grammar that was being compiled when two processes died is not given a third."""
+        self._recompiling.clear()
         for key, waiters in list(self._compiling.items()):
             if self._compile_attempts[key] >= MAX_COMPILE_ATTEMPTS:
                 error = Unavailable("the grammar process died while it compiled this constraint")
@@ -286,27 +291,38 @@ class Scheduler:
                 del self._compiling[key], self._compile_attempts[key]
         for request in self._by_rid.values():
             request.grammar_tokens = 0
-        live = {r.grammar_key: r.constraint for r in self._by_rid.values()}
-        for live_key, constraint in live.items():
-            if live_key is not None and constraint is not None:
-                self._send_compile(live_key, constraint)
-        step = self.in_flight.grammar if self.in_flight is not None else None
-        if step is not None:
-            self._replay(GrammarReplay(step.step_id, [row.uid for row in step.rows]))
+            key, constraint = request.grammar_key, request.constraint
+            if key is None or constraint is None or key in self._recompiling:
+                continue
+            if request.status is not Status.COMPILING:
+                self._recompiling.add(key)
+            self._send_compile(key, constraint)
 
     def _replay(self, message: GrammarReplay) -> None:
-        if self.in_flight is None or self.in_flight.plan.step_id != message.step_id:
-            return
-        wanted = set(message.uids)
+        flight = self.in_flight
+        if flight is not None and flight.plan.step_id == message.step_id:
+            self._send_histories([w.request for w in flight.work if w.request.uid in message.uids])
+
+    def _replay_grammar(self, key: str) -> None:
+        """A new process has this grammar now: the step in flight may be waiting for its masks."""
+        flight = self.in_flight
+        if flight is not None:
+            rows = zip(flight.plan.rows, flight.work, strict=True)
+            self._send_histories(
+                [w.request for row, w in rows if row.masked and w.request.grammar_key == key]
+            )
+
+    def _send_histories(self, requests: Collection[Request]) -> None:
+        """All output tokens so far of requests in the step in flight, for their masks."""
+        assert self.in_flight is not None
         rows = []
-        for work in self.in_flight.work:
-            request = work.request
-            if request.uid in wanted and request.grammar_key is not None:
+        for request in requests:
+            if request.grammar_key is not None and request.grammar_key not in self._recompiling:
                 output = request.tokens[request.prompt_len :].tolist()
                 rows.append(GrammarRow(request.uid, request.grammar_key, 0, output, request.row))
                 request.grammar_tokens = len(output)
         if rows:
-            self.to_grammar.append(GrammarStep(message.step_id, rows))
+            self.to_grammar.append(GrammarStep(self.in_flight.plan.step_id, rows))
 
     # ------------------------------------------------------------------ steps
 
@@ -328,8 +344,8 @@ class Scheduler:
         if not work:
             return None
         self._next_step += 1
-        step = self._grammar_step(plan.step_id, plan, work)
-        self.in_flight = _InFlight(plan, work, step, self.clock())
+        self._order_masks(plan, work)
+        self.in_flight = _InFlight(plan, work, self.clock())
         self.counters.schedule_seconds_total += self.clock() - began
         return plan
 
@@ -338,22 +354,18 @@ class Scheduler:
         request.prompt_logprobs.clear()  # read again, from the same place, when it resumes
         self.waiting.add(request)
 
-    def _grammar_step(
-        self, step_id: int, plan: StepPlan, work: Collection[Work]
-    ) -> GrammarStep | None:
+    def _order_masks(self, plan: StepPlan, work: Collection[Work]) -> None:
         rows = []
         for row, item in zip(plan.rows, work, strict=True):
             request = item.request
-            if row.masked and request.grammar_key is not None:
+            key = request.grammar_key
+            if row.masked and key is not None and key not in self._recompiling:
                 at = request.grammar_tokens
                 new = request.tokens[request.prompt_len + at :].tolist()
-                rows.append(GrammarRow(request.uid, request.grammar_key, at, new, request.row))
+                rows.append(GrammarRow(request.uid, key, at, new, request.row))
                 request.grammar_tokens = at + len(new)
-        if not rows:
-            return None
-        step = GrammarStep(step_id, rows)
-        self.to_grammar.append(step)
-        return step
+        if rows:
+            self.to_grammar.append(GrammarStep(plan.step_id, rows))
 
     def apply(self, result: StepResult) -> None:
         """Book what a step gave. A result of another step than the one in flight is ignored."""

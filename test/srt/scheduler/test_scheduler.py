@@ -428,7 +428,8 @@ def test_a_new_grammar_process_gets_the_history_again(harness: Build) -> None:
     h.matchers.clear()
     h.grammar_steps.clear()
     h.scheduler.grammar(GrammarReady({}))
-    h.collect()
+    h.collect()  # the grammar is compiled again,
+    h.collect()  # then the history follows
     (step,) = h.grammar_steps
     (row,) = step.rows
     assert step.step_id == plan.step_id
@@ -437,6 +438,31 @@ def test_a_new_grammar_process_gets_the_history_again(harness: Build) -> None:
     h.collect()
     h.run()
     assert h.replies["a"].end is not None
+
+
+def test_no_mask_is_ordered_before_the_new_process_has_the_grammar(harness: Build) -> None:
+    h = harness()
+    endless = SamplingParams(max_tokens=30, ignore_eos=True)
+    h.submit("free", [5, 5], sampling=endless)
+    h.submit("bound", [1, 2], 30, constraint=Regex(pattern="a+"))
+    h.step()
+    plan = h.plan()
+    assert plan is not None
+    h.hold_compiles = True
+    h.matchers.clear()
+    h.grammar_steps.clear()
+    h.scheduler.grammar(GrammarReady({}))
+    h.collect()
+    assert not h.grammar_steps
+    assert len(h.pending) == 1
+    h.compile_pending()
+    h.collect()
+    assert [step.step_id for step in h.grammar_steps] == [plan.step_id]
+    h.hold_compiles = False
+    h.scheduler.apply(h.worker.run(plan))
+    h.collect()
+    h.run()
+    assert h.replies["bound"].end is not None
 
 
 def test_a_replay_is_answered_only_for_the_step_in_flight(harness: Build) -> None:
