@@ -8,8 +8,8 @@ A driver (the process loop, or a test with a fake worker and a manual clock) cal
     apply(result)      the worker's answer to the step in flight
     expire()           deadlines
 
-and takes what is to be sent from `to_frontend` and `to_grammar` after each call. Every accepted
-request ends in exactly one terminal message: `Tokens` with a finish reason, or `Failed`.
+and takes what is to be sent from `to_frontend` and `grammars.outbox` after each call. Every
+accepted request ends in exactly one terminal message: `Tokens` with a finish reason, or `Failed`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from array import array
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from phloem.constrained.spec import Constraint, constraint_key
+from phloem.constrained.spec import constraint_key
 from phloem.radix import policy_by_name
 from phloem.srt.errors import (
     DeadlineExceeded,
@@ -41,26 +41,22 @@ from phloem.srt.messages import (
     Flush,
     Flushed,
     FromGrammar,
-    GrammarClose,
-    GrammarCompile,
     GrammarCompiled,
     GrammarReady,
     GrammarReplay,
-    GrammarRow,
-    GrammarStep,
     RowResult,
     StatsSnapshot,
     StepPlan,
     StepResult,
     Submit,
     ToFrontend,
-    ToGrammar,
     TokenLogprob,
     Tokens,
     ToScheduler,
     WorkerReady,
     unpack,
 )
+from phloem.srt.scheduler.grammars import Grammars
 from phloem.srt.scheduler.ledger import Ledger
 from phloem.srt.scheduler.plan import Budget, Work, decide
 from phloem.srt.scheduler.queue import DeadlineQueue, WaitingQueue
@@ -68,9 +64,6 @@ from phloem.srt.scheduler.request import Request, Status
 from phloem.srt.scheduler.stats import Counters
 
 log = logging.getLogger(__name__)
-
-MAX_COMPILE_ATTEMPTS = 2
-"""Grammar processes that may die over one constraint before it is refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +83,12 @@ class _InFlight:
     plan: StepPlan
     work: list[Work]
     sent: float
+
+    @property
+    def masked(self) -> list[Request]:
+        """Requests whose sampling waits for a mask."""
+        rows = zip(self.plan.rows, self.work, strict=True)
+        return [work.request for row, work in rows if row.masked]
 
 
 class Scheduler:
@@ -113,13 +112,9 @@ class Scheduler:
         self.deadlines = DeadlineQueue()
         self.counters = Counters()
         self.to_frontend: list[ToFrontend] = []
-        self.to_grammar: list[ToGrammar] = []
+        self.grammars = Grammars()
         self.draining = False
         self._by_rid: dict[str, Request] = {}
-        self._compiling: dict[str, list[Request]] = {}
-        self._compile_attempts: dict[str, int] = {}
-        self._recompiling: set[str] = set()
-        """Grammars of running requests that a new grammar process does not have yet."""
         self._next_uid = 0
         self._next_step = 0
         self._flushes: list[Flush] = []
@@ -154,7 +149,7 @@ class Scheduler:
         if request.constraint is None:
             self._enqueue(request)
         else:
-            self._compile(request)
+            self.grammars.require(request)
 
     def _admit(self, message: Submit) -> Request:
         """Check what only the scheduler can know; raises what the client should read."""
@@ -162,7 +157,7 @@ class Scheduler:
             raise Unavailable("the server is shutting down")
         if message.rid in self._by_rid:
             raise InvalidRequest(f"request id {message.rid!r} is in use", param="rid")
-        if len(self.waiting) + self._compiling_count() >= self.limits.max_waiting:
+        if len(self.waiting) + self.grammars.waiting >= self.limits.max_waiting:
             raise QueueFull(
                 f"{self.limits.max_waiting} requests are waiting already", retry_after=1.0
             )
@@ -218,22 +213,6 @@ class Scheduler:
                     f"token id {bad} is outside the vocabulary of {self.vocab_size}", param=name
                 )
 
-    def _compile(self, request: Request) -> None:
-        key, constraint = request.grammar_key, request.constraint
-        assert key is not None and constraint is not None
-        waiters = self._compiling.setdefault(key, [])
-        waiters.append(request)
-        if len(waiters) == 1:
-            self._send_compile(key, constraint)
-
-    def _send_compile(self, key: str, constraint: Constraint) -> None:
-        if key in self._compiling:
-            self._compile_attempts[key] = self._compile_attempts.get(key, 0) + 1
-        self.to_grammar.append(GrammarCompile(key, constraint))
-
-    def _compiling_count(self) -> int:
-        return sum(len(waiters) for waiters in self._compiling.values())
-
     def _enqueue(self, request: Request) -> None:
         self.to_frontend.append(Accepted(request.rid))
         self.waiting.add(request)
@@ -267,62 +246,32 @@ class Scheduler:
         else:
             self.counters.grammar_compiles_total += 1
             self.counters.grammar_compile_seconds_total += message.seconds
-        self._compile_attempts.pop(message.key, None)
-        if message.key in self._recompiling:
-            self._recompiling.discard(message.key)
-            self._replay_grammar(message.key)
-        for request in self._compiling.pop(message.key, []):
+        was_missing = self.grammars.is_missing(message.key)
+        for request in self.grammars.compiled(message.key):
             if message.error is not None:
                 self._fail(request, PhloemError.from_info(message.error))
             else:
                 request.move_to(Status.WAITING)
                 self._enqueue(request)
+        if was_missing:  # a new process has it now; the step in flight may wait for its masks
+            self._send_histories(lambda request: request.grammar_key == message.key)
 
     def _grammar_restarted(self) -> None:
-        """A new process knows nothing: what waits for a compile, or will need a mask, is sent
-        again, and matchers are rebuilt from the token history once their grammar is there. A
-        grammar that was being compiled when two processes died is not given a third."""
-        self._recompiling.clear()
-        for key, waiters in list(self._compiling.items()):
-            if self._compile_attempts[key] >= MAX_COMPILE_ATTEMPTS:
-                error = Unavailable("the grammar process died while it compiled this constraint")
-                self._compiled(GrammarCompiled(key, error.to_info(), 0.0, cached=True))
-            elif not waiters:
-                del self._compiling[key], self._compile_attempts[key]
-        for request in self._by_rid.values():
-            request.grammar_tokens = 0
-            key, constraint = request.grammar_key, request.constraint
-            if key is None or constraint is None or key in self._recompiling:
-                continue
-            if request.status is not Status.COMPILING:
-                self._recompiling.add(key)
-            self._send_compile(key, constraint)
-
-    def _replay(self, message: GrammarReplay) -> None:
-        flight = self.in_flight
-        if flight is not None and flight.plan.step_id == message.step_id:
-            self._send_histories([w.request for w in flight.work if w.request.uid in message.uids])
-
-    def _replay_grammar(self, key: str) -> None:
-        """A new process has this grammar now: the step in flight may be waiting for its masks."""
-        flight = self.in_flight
-        if flight is not None:
-            rows = zip(flight.plan.rows, flight.work, strict=True)
-            self._send_histories(
-                [w.request for row, w in rows if row.masked and w.request.grammar_key == key]
+        for request in self.grammars.restarted(list(self._by_rid.values())):
+            self._fail(
+                request, Unavailable("the grammar process died while it compiled this constraint")
             )
 
-    def _send_histories(self, requests: Collection[Request]) -> None:
-        """All output tokens so far of requests in the step in flight, for their masks."""
-        assert self.in_flight is not None
-        rows = []
-        for request in requests:
-            if request.grammar_key is not None and request.grammar_key not in self._recompiling:
-                output = request.tokens[request.prompt_len :].tolist()
-                rows.append(GrammarRow(request.uid, request.grammar_key, 0, output, request.row))
-                request.grammar_tokens = len(output)
-        if rows:
-            self.to_grammar.append(GrammarStep(self.in_flight.plan.step_id, rows))
+    def _replay(self, message: GrammarReplay) -> None:
+        if self.in_flight is not None and self.in_flight.plan.step_id == message.step_id:
+            self._send_histories(lambda request: request.uid in message.uids)
+
+    def _send_histories(self, wanted: Callable[[Request], bool]) -> None:
+        """Order masks of the step in flight again, with all output so far."""
+        flight = self.in_flight
+        if flight is not None:
+            masked = [request for request in flight.masked if wanted(request)]
+            self.grammars.order_masks(flight.plan.step_id, masked, from_start=True)
 
     # ------------------------------------------------------------------ steps
 
@@ -344,8 +293,8 @@ class Scheduler:
         if not work:
             return None
         self._next_step += 1
-        self._order_masks(plan, work)
-        self.in_flight = _InFlight(plan, work, self.clock())
+        self.in_flight = flight = _InFlight(plan, work, self.clock())
+        self.grammars.order_masks(plan.step_id, flight.masked)
         self.counters.schedule_seconds_total += self.clock() - began
         return plan
 
@@ -353,19 +302,6 @@ class Scheduler:
         self.counters.preemptions_total += 1
         request.prompt_logprobs.clear()  # read again, from the same place, when it resumes
         self.waiting.add(request)
-
-    def _order_masks(self, plan: StepPlan, work: Collection[Work]) -> None:
-        rows = []
-        for row, item in zip(plan.rows, work, strict=True):
-            request = item.request
-            key = request.grammar_key
-            if row.masked and key is not None and key not in self._recompiling:
-                at = request.grammar_tokens
-                new = request.tokens[request.prompt_len + at :].tolist()
-                rows.append(GrammarRow(request.uid, key, at, new, request.row))
-                request.grammar_tokens = at + len(new)
-        if rows:
-            self.to_grammar.append(GrammarStep(plan.step_id, rows))
 
     def apply(self, result: StepResult) -> None:
         """Book what a step gave. A result of another step than the one in flight is ignored."""
@@ -492,16 +428,13 @@ class Scheduler:
                 self.waiting.remove(request)
                 request.move_to(Status.FINISHED)
             case Status.COMPILING:
-                waiters = self._compiling.get(request.grammar_key or "")
-                if waiters is not None and request in waiters:
-                    waiters.remove(request)
+                self.grammars.withdraw(request)
                 request.move_to(Status.FINISHED)
             case Status.FINISHED:
                 raise RuntimeError(f"request {request.rid} ended twice")
         del self._by_rid[request.rid]
         self.deadlines.discard(request)
-        if request.grammar_key is not None:
-            self.to_grammar.append(GrammarClose([request.uid]))
+        self.grammars.close(request)
         self.to_frontend.append(message)
         self._drained_if_empty()
 
@@ -539,7 +472,7 @@ class Scheduler:
         return self.counters.snapshot(
             running=len(self.ledger.running),
             waiting=len(self.waiting),
-            compiling=self._compiling_count(),
+            compiling=self.grammars.waiting,
             kv_slots=self.ledger.pool.capacity,
             kv_free=self.ledger.pool.free,
             kv_evictable=tree.evictable,

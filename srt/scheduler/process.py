@@ -133,9 +133,9 @@ class SchedulerProcess:
         """The plan first: the worker computes while everybody else is told."""
         if plan is not None:
             self.worker.send(plan)
-        for order in scheduler.to_grammar:
+        for order in scheduler.grammars.outbox:
             self.grammar.send(order)
-        scheduler.to_grammar.clear()
+        scheduler.grammars.outbox.clear()
         for message in scheduler.to_frontend:
             self.frontend.send(message)
         scheduler.to_frontend.clear()

@@ -86,9 +86,9 @@ class Harness:
 
     def collect(self) -> None:
         """Take what the scheduler says; compile what it asks for."""
-        for order in self.scheduler.to_grammar:
+        for order in self.scheduler.grammars.outbox:
             self._obey(order)
-        self.scheduler.to_grammar.clear()
+        self.scheduler.grammars.outbox.clear()
         if not self.hold_compiles:
             self.compile_pending()
         for message in self.scheduler.to_frontend:

@@ -1,0 +1,116 @@
+"""What the scheduler knows of the grammar process, and what it asks of it.
+
+The process is a cache: compiled grammars by key, matchers by request. The token history is here, so
+whatever it forgets, or loses by dying, is sent again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from phloem.constrained.spec import Constraint
+from phloem.srt.messages import (
+    GrammarClose,
+    GrammarCompile,
+    GrammarRow,
+    GrammarStep,
+    ToGrammar,
+)
+from phloem.srt.scheduler.request import Request, Status
+
+MAX_COMPILE_ATTEMPTS = 2
+"""Grammar processes that may die over one constraint before it is refused."""
+
+
+class Grammars:
+    """Requests that wait for their grammar, and the orders in `outbox`, which the driver sends."""
+
+    def __init__(self) -> None:
+        self.outbox: list[ToGrammar] = []
+        self._waiters: dict[str, list[Request]] = {}
+        self._attempts: dict[str, int] = {}
+        self._missing: set[str] = set()
+        """Grammars of accepted requests that a new process does not have yet."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests whose grammar is being compiled."""
+        return sum(len(waiters) for waiters in self._waiters.values())
+
+    def require(self, request: Request) -> None:
+        """Have the request's grammar compiled; several requests may wait for one compile."""
+        key, constraint = request.grammar_key, request.constraint
+        assert key is not None
+        assert constraint is not None
+        waiters = self._waiters.setdefault(key, [])
+        waiters.append(request)
+        if len(waiters) == 1:
+            self._compile(key, constraint)
+
+    def _compile(self, key: str, constraint: Constraint) -> None:
+        if key in self._waiters:
+            self._attempts[key] = self._attempts.get(key, 0) + 1
+        self.outbox.append(GrammarCompile(key, constraint))
+
+    def is_missing(self, key: str) -> bool:
+        """Whether accepted requests wait for a new process to have this grammar."""
+        return key in self._missing
+
+    def compiled(self, key: str) -> list[Request]:
+        """The compile of `key` has ended, one way or the other: the requests that waited for it."""
+        self._missing.discard(key)
+        self._attempts.pop(key, None)
+        return self._waiters.pop(key, [])
+
+    def withdraw(self, request: Request) -> None:
+        """The request ended before its grammar was ready."""
+        waiters = self._waiters.get(request.grammar_key or "", [])
+        if request in waiters:
+            waiters.remove(request)
+
+    def close(self, request: Request) -> None:
+        """The request is over; its matcher may go."""
+        if request.grammar_key is not None:
+            self.outbox.append(GrammarClose([request.uid]))
+
+    def restarted(self, live: Iterable[Request]) -> list[Request]:
+        """A new process knows nothing: everything that `live` requests need is compiled again.
+
+        Returns the requests to give up: their grammar was being compiled when
+        `MAX_COMPILE_ATTEMPTS` processes died.
+        """
+        given_up: list[Request] = []
+        for key, waiters in list(self._waiters.items()):
+            if not waiters or self._attempts[key] >= MAX_COMPILE_ATTEMPTS:
+                given_up += self.compiled(key)
+        self._missing.clear()
+        wanted: dict[str, Constraint] = {}
+        for request in live:
+            request.grammar_tokens = 0
+            key, constraint = request.grammar_key, request.constraint
+            if key is None or constraint is None or request in given_up:
+                continue
+            wanted[key] = constraint
+            if request.status is not Status.COMPILING:
+                self._missing.add(key)
+        for wanted_key, constraint in wanted.items():
+            self._compile(wanted_key, constraint)
+        return given_up
+
+    def order_masks(
+        self, step_id: int, requests: Iterable[Request], *, from_start: bool = False
+    ) -> None:
+        """Masks for what these requests sample in step `step_id`: each one's output tokens since
+        the last order, or all of them for a matcher that has to be rebuilt. A request whose
+        grammar the process does not have yet is left out; its order follows when it has."""
+        rows = []
+        for request in requests:
+            key = request.grammar_key
+            if key is None or key in self._missing:
+                continue
+            at = 0 if from_start else request.grammar_tokens
+            tokens = request.tokens[request.prompt_len + at :].tolist()
+            rows.append(GrammarRow(request.uid, key, at, tokens, request.row))
+            request.grammar_tokens = at + len(tokens)
+        if rows:
+            self.outbox.append(GrammarStep(step_id, rows))
