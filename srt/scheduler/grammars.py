@@ -80,9 +80,9 @@ class Grammars:
         `MAX_COMPILE_ATTEMPTS` processes died.
         """
         given_up: list[Request] = []
-        for key, waiters in list(self._waiters.items()):
-            if not waiters or self._attempts[key] >= MAX_COMPILE_ATTEMPTS:
-                given_up += self.compiled(key)
+        for waited_for, waiters in list(self._waiters.items()):
+            if not waiters or self._attempts[waited_for] >= MAX_COMPILE_ATTEMPTS:
+                given_up += self.compiled(waited_for)
         self._missing.clear()
         wanted: dict[str, Constraint] = {}
         for request in live:
