@@ -48,8 +48,13 @@ class Backend:
         channel: AsyncChannel[ToScheduler, ToFrontend] = AsyncChannel(
             context, f"ipc://{run_dir}/scheduler.sock", ToFrontend
         )
-        await generation.start()
-        return cls(generation, channel)
+        backend = cls(generation, channel)
+        try:
+            await generation.start()
+        except BaseException:
+            await backend.stop(0.0)
+            raise
+        return backend
 
     async def stop(self, grace_seconds: float) -> None:
         self.channel.close()

@@ -245,7 +245,7 @@ class Engine:
         if self._run_dir is not None:
             await asyncio.to_thread(shutil.rmtree, self._run_dir, ignore_errors=True)
             self._run_dir = None
-            self._context.term()
+            self._context.destroy(linger=0)
 
     # ------------------------------------------------------------------ supervision
 

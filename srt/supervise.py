@@ -23,6 +23,8 @@ from phloem.srt.process import error_file
 
 log = logging.getLogger(__name__)
 
+STDERR = 2
+
 # Compute threads must sleep, not spin, between operations: with two cores a spinning pool starves
 # the scheduler. OpenMP reads this once, before torch is imported.
 _ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
@@ -70,7 +72,7 @@ class Generation:
             "phloem.srt.process",
             role,
             stdin=asyncio.subprocess.PIPE,
-            stdout=sys.stderr.fileno(),  # standard output belongs to the command's answer
+            stdout=STDERR,  # standard output belongs to the command's answer
             env=environment,
         )
         assert child.stdin is not None
