@@ -36,8 +36,8 @@ def broken(s: phloem.State) -> None:
 def test_select_scores_every_choice(server: Any) -> None:
     state = pick.run(thing="grass", backend=server.url)
     assert state["colour"] in COLOURS
-    scores = state.get_meta_info("colour")["choices"]
-    assert len(scores) == len(COLOURS)
+    spelled = state.get_meta_info("colour")["choice_tokens"]
+    assert ["".join(tokens).strip() for tokens in spelled] == COLOURS
     states = pick.run_batch([{"thing": "grass"}] * 6, backend=server.url)
     assert {s["colour"] for s in states} == {state["colour"]}
 
