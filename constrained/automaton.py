@@ -14,7 +14,7 @@ from typing import TypeVar
 from phloem.constrained import charset
 from phloem.constrained.base import LimitExceeded
 from phloem.constrained.charset import CharSet
-from phloem.constrained.pattern import Alt, Chars, Node, Repeat, Seq, literal
+from phloem.constrained.pattern import Alt, Chars, Node, Repeat, Seq
 
 State = TypeVar("State", bound=Hashable)
 
@@ -190,8 +190,20 @@ def _trim(edges: list[list[tuple[CharSet, int]]], accepting: set[int]) -> Automa
 
 
 def words(texts: Iterable[str]) -> Automaton:
-    """Exactly these strings."""
-    return from_pattern(Alt(tuple(literal(t) for t in texts)))
+    """Exactly these strings, as a trie."""
+    trie: list[dict[str, int]] = [{}]
+    accepting: set[int] = set()
+    for text in texts:
+        state = 0
+        for character in text:
+            if character not in trie[state]:
+                trie[state][character] = len(trie)
+                trie.append({})
+            state = trie[state][character]
+        accepting.add(state)
+    _limit(len(trie), MAX_NFA_STATES)
+    rows = (tuple((charset.of(c), to) for c, to in row.items()) for row in trie)
+    return Automaton(tuple(rows), frozenset(accepting))
 
 
 # --------------------------------------------------------------------------- operations

@@ -182,10 +182,13 @@ class GrammarCompiler:
         return late
 
     def next_deadline(self) -> float | None:
-        """Seconds until the next compile is overdue; None when none runs."""
+        """Seconds after which `overdue` may have something to tell; None when nobody waits."""
         with self._lock:
+            if not self._waiting:
+                return None
             starts = [s for k, s in self._started.items() if k in self._waiting]
-        return max(min(starts) + self._timeout_s - self._clock(), 0.0) if starts else None
+        # What waits may start at any moment from now.
+        return max(min(starts, default=self._clock()) + self._timeout_s - self._clock(), 0.0)
 
     def statistics(self) -> CompilerStatistics:
         with self._lock:

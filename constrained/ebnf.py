@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 
 from phloem.constrained.base import LimitExceeded, MalformedConstraint, UnsupportedKeyword
-from phloem.constrained.grammar_text import LoweredGrammar
+from phloem.constrained.grammar_text import COUNTED_LETTERS, LoweredGrammar
 
 MAX_GRAMMAR_BYTES = 64 << 10
 MAX_RULES = 2_000
@@ -94,7 +94,7 @@ def check_ebnf(text: str, root: str = "root") -> LoweredGrammar:
     for name, body in rules.items():
         _check_loops(name, body, nullable)
     _check_cycles(rules, nullable)
-    counted = sum(_counted(body) for body in rules.values())
+    counted = COUNTED_LETTERS * sum(_counted(body) for body in rules.values())
     return LoweredGrammar(text, counted, root)
 
 

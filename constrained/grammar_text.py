@@ -17,10 +17,13 @@ from phloem.constrained.pattern import Alt, Chars, Node, Repeat, Seq
 MAX_RULES = 20_000
 MAX_GRAMMAR_CHARS = 4 << 20
 MAX_UNROLLED = 8
-COUNTED_CHOICE = 8
-"""A counted choice of characters costs an engine about as much as 8 counts of a plain class."""
+COUNTED_LETTERS = 8
+"""Weight of one count of a class that holds many letters, against 1 for digits or signs: nearly
+every token of a vocabulary has to be tried in that state."""
 
 EMPTY = '""'
+MANY_LETTERS = 10
+_LETTERS = ((ord("a"), ord("z")),)
 
 
 def quote(text: str) -> str:
@@ -157,13 +160,12 @@ def write_pattern(node: Node, leaf: Callable[[CharSet], str], writer: GrammarWri
 def _write_repeat(item: Node, body: str, low: int, high: int | None, writer: GrammarWriter) -> str:
     if (low, high) == (0, 1) or (high is None and low < 2):
         return repeat(_atom(body), low, high)
-    writer.counted += high or low
+    writer.counted += (high or low) * (COUNTED_LETTERS if _has_letters(item) else 1)
     if body.startswith("[") and body.endswith("]") and body.count("]") == 1:
         return repeat(body, low, high)
     if not isinstance(item, Chars) and (high or low) > MAX_UNROLLED:
         return repeat(writer.rule(body, "p"), low, high)
     body = writer.rule(body, "p") if not isinstance(item, Chars) else body
-    writer.counted += (high or low) * (COUNTED_CHOICE - 1)
     # Engines count a choice of characters slowly: a chain of rules has cached masks instead.
     rest = repeat(_atom(body), 0, None) if high is None else EMPTY
     for _ in range(high - low if high is not None else 0):
@@ -171,6 +173,11 @@ def _write_repeat(item: Node, body: str, low: int, high: int | None, writer: Gra
     for _ in range(low):
         rest = writer.rule(sequence(body, rest), "p")
     return rest
+
+
+def _has_letters(item: Node) -> bool:
+    letters = charset.intersect(item.chars, _LETTERS) if isinstance(item, Chars) else ()
+    return sum(high - low + 1 for low, high in letters) > MANY_LETTERS
 
 
 def _atom(body: str) -> str:

@@ -1,7 +1,7 @@
 """JSON's own grammar, and strings whose content is a pattern, as grammar expressions.
 
 Whitespace, where it is allowed at all, is at most one space, or one line break and an indentation
-of at most 24: enough for any formatter, and nothing to run away in. A string's characters may be
+of at most 16 (eight levels of two), so that nothing can run away. Characters of a string may be
 escaped: a character that a pattern wants is written raw where JSON allows it, else by its short
 escape or as `\\u00XX`; where any character may stand, every escape may stand (surrogate pairs
 included, lone surrogates not).
@@ -17,7 +17,7 @@ from phloem.constrained.automaton import Automaton
 from phloem.constrained.base import LimitExceeded
 from phloem.constrained.charset import CharSet
 from phloem.constrained.grammar_text import (
-    COUNTED_CHOICE,
+    COUNTED_LETTERS,
     GrammarWriter,
     char_class,
     choice,
@@ -28,7 +28,7 @@ from phloem.constrained.grammar_text import (
 from phloem.constrained.pattern import Node as Pattern
 from phloem.constrained.spec import Whitespace
 
-MAX_INDENT = 24
+MAX_INDENT = 16
 MAX_COUNTED_CHARS = 2_000
 
 _CONTROL: CharSet = ((0, 0x1F),)
@@ -190,7 +190,7 @@ class JsonText:
         for done in range(count - 1, -1, -1):
             end = f"{_CLOSE} | " if done >= low else ""
             tail = writer.rule(f"{end}{plain} {tail} | {_BACKSLASH} {escape} {tail}", "text")
-        writer.counted += count * COUNTED_CHOICE
+        writer.counted += count * COUNTED_LETTERS
         return sequence(_CLOSE, tail)
 
     def string_in(self, machine: Automaton) -> str:

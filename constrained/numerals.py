@@ -32,6 +32,8 @@ def numeral(number: Number) -> Node | None:
         UnsupportedKeyword: `multipleOf` in a combination that no pattern holds.
         LimitExceeded: a bound has too many digits.
     """
+    if number.empty():
+        return None
     integer, multiple = _effective(number)
     if multiple is not None:
         return _multiples(number, integer, multiple)

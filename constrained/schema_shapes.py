@@ -169,6 +169,8 @@ class Analysis:
     def _expand_schema(self, node: Node, schema: dict[str, Any]) -> tuple[Shape, ...]:
         values = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if values is not None:
+            if not values:
+                raise MalformedConstraint("enum without values", path=node.at("enum"))
             if not all(finite(v) for v in values):
                 raise MalformedConstraint(
                     "a number in enum or const is too large", path=node.pointer

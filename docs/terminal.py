@@ -1,6 +1,6 @@
 """Draws `docs/terminal.svg`: real commands, run now, and what they print.
 
-    python docs/terminal.py http://127.0.0.1:30000     (a running `phloem serve`)
+python docs/terminal.py http://127.0.0.1:30000     (a running `phloem serve`)
 """
 
 from __future__ import annotations

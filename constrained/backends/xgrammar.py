@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from phloem.constrained.backends.bare_import import import_bare
 from phloem.constrained.base import MalformedConstraint, MatcherRejected
+from phloem.constrained.bitmask import pack_mask
 from phloem.constrained.lowering import lower, lower_tags
 from phloem.constrained.spec import Constraint, StructuralTag
 from phloem.constrained.vocab import Vocabulary
@@ -21,15 +22,15 @@ xgrammar: Any = import_bare("xgrammar")
 
 # A counted repetition of n characters has n states, and xgrammar computes a mask for each when it
 # compiles (2 to 15 ms each for 50,000 tokens). Above this weight it does so when a state is met.
-EAGER_COUNTED_STATES = 400
+EAGER_COUNTED_STATES = 256
 
 
 class XGrammarMatcher:
     """See `phloem.constrained.base.Matcher`."""
 
-    def __init__(self, compiled: Any, stop_ids: frozenset[int]) -> None:
+    def __init__(self, compiled: Any, legal: NDArray[np.int32]) -> None:
         self._matcher = xgrammar.GrammarMatcher(compiled)
-        self._stop_ids = stop_ids
+        self._legal = legal
         self._accepted = 0
 
     def accept(self, token: int) -> None:
@@ -48,9 +49,11 @@ class XGrammarMatcher:
         if self.is_terminated:
             row[:] = 0
             return
-        # xgrammar writes nothing into the buffer when every token is legal.
+        # xgrammar may leave the buffer alone when every token is legal, and never writes the bits
+        # past the vocabulary.
         row[:] = -1
         self._matcher.fill_next_token_bitmask(row.reshape(1, -1))
+        row &= self._legal
 
     @property
     def is_complete(self) -> bool:
@@ -67,16 +70,16 @@ class XGrammarMatcher:
 class XGrammarCompiled:
     """See `phloem.constrained.base.CompiledGrammar`."""
 
-    def __init__(self, compiled: Any, stop_ids: frozenset[int]) -> None:
+    def __init__(self, compiled: Any, legal: NDArray[np.int32]) -> None:
         self._compiled = compiled
-        self._stop_ids = stop_ids
+        self._legal = legal
 
     @property
     def memory_bytes(self) -> int:
         return int(self._compiled.memory_size_bytes)
 
     def matcher(self) -> XGrammarMatcher:
-        return XGrammarMatcher(self._compiled, self._stop_ids)
+        return XGrammarMatcher(self._compiled, self._legal)
 
 
 class XGrammarBackend:
@@ -86,10 +89,11 @@ class XGrammarBackend:
     name = "xgrammar"
 
     def __init__(self, vocabulary: Vocabulary, cache_bytes: int = 64 << 20) -> None:
-        self._stop_ids = frozenset(vocabulary.stop_ids)
         tokens = list(vocabulary.tokens)
         for token in vocabulary.special_ids:
             tokens[token] = b""
+        texts = [i for i, data in enumerate(tokens) if data]
+        self._legal = pack_mask([*texts, *vocabulary.stop_ids], vocabulary.size)
         info = xgrammar.TokenizerInfo(
             tokens,
             xgrammar.VocabType.RAW,
@@ -115,10 +119,12 @@ class XGrammarBackend:
                 compiler = self._eager if grammar.counted <= EAGER_COUNTED_STATES else self._lazy
                 compiled = compiler.compile_grammar(grammar.text, root_rule_name=grammar.root)
         except (RuntimeError, ValueError, TypeError) as error:
+            if "bad_alloc" in str(error):
+                raise MemoryError("xgrammar ran out of memory") from error
             raise MalformedConstraint(
                 f"the grammar cannot be compiled: {_reason(error)}", code="invalid_grammar"
             ) from error
-        return XGrammarCompiled(compiled, self._stop_ids)
+        return XGrammarCompiled(compiled, self._legal)
 
 
 def _reason(error: Exception) -> str:

@@ -1,0 +1,186 @@
+"""Matchers follow the history they are told, whatever happened before, and fail alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from numpy.typing import NDArray
+
+from phloem.constrained.backends import load_backend
+from phloem.constrained.base import Backend, CompiledGrammar, Matcher
+from phloem.constrained.bitmask import allowed_tokens, words
+from phloem.constrained.service import MAX_SLOW_MASKS, GrammarService
+from phloem.constrained.spec import Regex
+from phloem.constrained.vocab import Vocabulary
+
+TOKENS = [b"a", b"b", b"ab", b"", b"c"]
+VOCABULARY = Vocabulary(TOKENS, frozenset({3}), (3,))
+END = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    uid: int
+    key: str
+    at: int
+    tokens: list[int]
+    mask_row: int
+
+
+@pytest.fixture(scope="module")
+def engine() -> Backend:
+    return load_backend("xgrammar", VOCABULARY)
+
+
+@pytest.fixture(scope="module")
+def grammar(engine: Backend) -> CompiledGrammar:
+    return engine.compile(Regex(pattern="(ab)*c"))
+
+
+Buffer = Callable[[int], NDArray[np.int32]]
+
+
+@pytest.fixture
+def buffer() -> NDArray[np.int32]:
+    return np.zeros((4, words(VOCABULARY.size)), dtype=np.int32)
+
+
+def allowed(buffer: NDArray[np.int32], row: int) -> list[int]:
+    return allowed_tokens(buffer[row], VOCABULARY.size)
+
+
+def test_a_request_from_start_to_end(grammar: CompiledGrammar, buffer: NDArray[np.int32]) -> None:
+    service = GrammarService({"k": grammar}.get)
+    assert service.step([Row(1, "k", 0, [], 0)], buffer.__getitem__).filled == [0]
+    assert allowed(buffer, 0) == [0, 2, 4]
+    service.step([Row(1, "k", 0, [0], 0)], buffer.__getitem__)
+    assert allowed(buffer, 0) == [1]
+    service.step([Row(1, "k", 1, [1, 4], 0)], buffer.__getitem__)
+    assert allowed(buffer, 0) == [END]
+    outcome = service.step([Row(1, "k", 3, [END], 0)], buffer.__getitem__)
+    assert "already ended" in outcome.failed[0]
+    service.close([1])
+    assert service.matchers == 0
+
+
+def test_a_row_ahead_of_its_matcher_is_asked_for_again(
+    grammar: CompiledGrammar, buffer: NDArray[np.int32]
+) -> None:
+    service = GrammarService({"k": grammar}.get)
+    outcome = service.step([Row(7, "k", 2, [0], 1)], buffer.__getitem__)
+    assert (outcome.replay, outcome.filled, outcome.failed) == ([7], [], {})
+    outcome = service.step([Row(7, "k", 0, [0, 1, 0], 1)], buffer.__getitem__)
+    assert outcome.filled == [1]
+    assert allowed(buffer, 1) == [1]
+
+
+def test_rejected_drafts_roll_back(grammar: CompiledGrammar, buffer: NDArray[np.int32]) -> None:
+    service = GrammarService({"k": grammar}.get)
+    service.step([Row(1, "k", 0, [2, 2, 0], 0)], buffer.__getitem__)
+    service.step([Row(1, "k", 1, [4], 0)], buffer.__getitem__)
+    assert allowed(buffer, 0) == [END]
+
+
+def test_a_failing_row_does_not_touch_its_neighbours(
+    grammar: CompiledGrammar, buffer: NDArray[np.int32]
+) -> None:
+    class Broken:
+        memory_bytes = 0
+
+        def matcher(self) -> Matcher:
+            raise RuntimeError("out of order")
+
+    service = GrammarService({"k": grammar, "broken": Broken()}.get)
+    rows = [
+        Row(1, "k", 0, [], 0),
+        Row(2, "k", 0, [1], 1),
+        Row(3, "gone", 0, [], 2),
+        Row(4, "broken", 0, [], 3),
+        Row(5, "k", 0, [2], 0),
+    ]
+    outcome = service.step(rows, buffer.__getitem__)
+    assert outcome.filled == [0, 0]
+    assert allowed(buffer, 0) == [0, 2, 4]
+    assert "contradicts" in outcome.failed[1]
+    assert "not compiled" in outcome.failed[2]
+    assert "out of order" in outcome.failed[3]
+    assert service.matchers == 2
+
+
+def test_no_legal_token_is_an_error(engine: Backend, buffer: NDArray[np.int32]) -> None:
+    # No token of this vocabulary can write a z.
+    service = GrammarService({"k": engine.compile(Regex(pattern="az"))}.get)
+    outcome = service.step([Row(1, "k", 0, [0], 0)], buffer.__getitem__)
+    assert "no token" in outcome.failed[0]
+
+
+def test_only_repeatedly_slow_masks_end_a_request(
+    grammar: CompiledGrammar, buffer: NDArray[np.int32]
+) -> None:
+    # Every mask appears to take five seconds: the clock is read before and after each.
+    ticks = itertools.count(0.0, 5.0)
+    service = GrammarService({"k": grammar}.get, clock=lambda: next(ticks))
+    row = Row(1, "k", 0, [], 0)
+    for _ in range(MAX_SLOW_MASKS - 1):
+        assert service.step([row], buffer.__getitem__).filled == [0]
+    outcome = service.step([row], buffer.__getitem__)
+    assert "processor time" in outcome.failed[0]
+    assert service.step([Row(2, "k", 0, [], 1)], buffer.__getitem__).filled == [1]
+
+
+class Histories(RuleBasedStateMachine):
+    """Random appends, rollbacks, restarts: masks always equal those of a fresh matcher."""
+
+    engine = load_backend("xgrammar", VOCABULARY)
+    grammar = engine.compile(Regex(pattern="(ab)*c"))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.service = GrammarService({"k": self.grammar}.get)
+        self.history: list[int] = []
+        self.known = 0
+        self.buffer = np.zeros((1, words(VOCABULARY.size)), dtype=np.int32)
+
+    @rule(token=st.sampled_from([0, 1, 2, 4]))
+    def append(self, token: int) -> None:
+        fresh = self.grammar.matcher()
+        row = np.zeros(words(VOCABULARY.size), dtype=np.int32)
+        for known in self.history:
+            fresh.accept(known)
+        fresh.fill(row)
+        if token in allowed_tokens(row, VOCABULARY.size):
+            self.history.append(token)
+
+    @rule(count=st.integers(1, 3))
+    def reject(self, count: int) -> None:
+        del self.history[len(self.history) - min(count, len(self.history)) :]
+        self.known = min(self.known, len(self.history))
+
+    @rule()
+    def restart(self) -> None:
+        self.service = GrammarService({"k": self.grammar}.get)
+
+    @invariant()
+    def masks_agree(self) -> None:
+        row = Row(1, "k", self.known, self.history[self.known :], 0)
+        outcome = self.service.step([row], self.buffer.__getitem__)
+        if outcome.replay:
+            again = Row(1, "k", 0, self.history, 0)
+            outcome = self.service.step([again], self.buffer.__getitem__)
+        assert outcome.filled == [0]
+        self.known = len(self.history)
+        fresh = self.grammar.matcher()
+        for token in self.history:
+            fresh.accept(token)
+        expected = np.zeros(words(VOCABULARY.size), dtype=np.int32)
+        fresh.fill(expected)
+        assert self.buffer[0].tolist() == expected.tolist()
+
+
+TestHistories = Histories.TestCase
