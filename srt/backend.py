@@ -39,22 +39,22 @@ class Backend:
         self.channel = channel
 
     @classmethod
-    async def spawn(
-        cls, context: zmq.asyncio.Context, run_dir: Path, config: ServeConfig, plan: Plan
+    async def configure(
+        cls,
+        generation: Generation,
+        context: zmq.asyncio.Context,
+        run_dir: Path,
+        config: ServeConfig,
+        plan: Plan,
     ) -> Backend:
-        """Start the processes around `run_dir`, which is created; they become ready later."""
+        """Tell spawned processes what they are for. `run_dir` is created. They become ready
+        later."""
         await asyncio.to_thread(_prepare, run_dir, config.scheduler.max_running, plan.vocab_size)
-        generation = Generation(run_dir, process_options(str(run_dir), config, plan))
         channel: AsyncChannel[ToScheduler, ToFrontend] = AsyncChannel(
             context, f"ipc://{run_dir}/scheduler.sock", ToFrontend
         )
-        backend = cls(generation, channel)
-        try:
-            await generation.start()
-        except BaseException:
-            await backend.stop(0.0)
-            raise
-        return backend
+        generation.configure(run_dir, process_options(str(run_dir), config, plan))
+        return cls(generation, channel)
 
     async def stop(self, grace_seconds: float) -> None:
         self.channel.close()
@@ -68,7 +68,7 @@ def _prepare(run_dir: Path, rows: int, vocab_size: int) -> None:
 
 
 def process_options(run_dir: str, config: ServeConfig, plan: Plan) -> dict[str, msgspec.Struct]:
-    """The options of each role's process, in order of start: the slowest to come up first."""
+    """The options of each role's process."""
     limits, constraints = config.scheduler, config.constraints
     level = config.log.log_level
     return {

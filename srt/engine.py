@@ -48,7 +48,7 @@ from phloem.srt.messages import (
     pack,
 )
 from phloem.srt.resolve import choose_kv_tokens, detect_hardware, resolve
-from phloem.srt.supervise import ChildDied
+from phloem.srt.supervise import ChildDied, Generation
 from phloem.srt.tokenizer.answer import AnswerBuilder
 from phloem.srt.tokenizer.template import ChatTemplate, load_chat_template
 from phloem.srt.tokenizer.tokenizer import load_tokenizer
@@ -122,22 +122,27 @@ class Engine:
             StartupError: a process did not come up.
         """
         timer = _Timer()
-        self.model = await asyncio.to_thread(resolve_model, self.config.model.model, self._progress)
-        timer.mark("find model")
-        checkpoint = await asyncio.to_thread(open_checkpoint, self.model.path)
-        self._plan_backend(checkpoint)
-        self._context = zmq.asyncio.Context()
-        self._run_dir = make_run_dir()
-        timer.mark("open checkpoint")
+        generation = Generation()
         try:
-            self._backend = await self._spawn()
+            await generation.spawn()  # they import while the model is looked for
+            self.model = await asyncio.to_thread(
+                resolve_model, self.config.model.model, self._progress
+            )
+            checkpoint = await asyncio.to_thread(open_checkpoint, self.model.path)
+            self._plan_backend(checkpoint)
+            timer.mark("find model")
+            self._context = zmq.asyncio.Context()
+            self._run_dir = make_run_dir()
+            self._backend = await self._configure(generation)
             await asyncio.to_thread(self._load_tokenizer, checkpoint)
             timer.mark("tokenizer")
             self._ready = await self._await_ready(self._backend)
         except ChildDied as death:
+            await generation.stop(0.2)
             await self._tear_down(0.2)
             raise StartupError(str(death)) from death
         except BaseException:
+            await generation.stop(0.2)
             await self._tear_down(0.2)
             raise
         self._down = ""
@@ -193,11 +198,11 @@ class Engine:
             kv_slots=ready.kv_slots,
         )
 
-    async def _spawn(self) -> Backend:
-        self._generation += 1
+    async def _configure(self, generation: Generation) -> Backend:
         assert self._run_dir is not None
+        self._generation += 1
         run_dir = self._run_dir / str(self._generation)
-        return await Backend.spawn(self._context, run_dir, self.config, self._plan)
+        return await Backend.configure(generation, self._context, run_dir, self.config, self._plan)
 
     async def _await_ready(self, backend: Backend) -> BackendReady:
         """The backend's first word. Raises `ChildDied` when a process ends before it."""
@@ -273,7 +278,9 @@ class Engine:
             if self._backend is not None:
                 await self._backend.stop(0.2)
             await self._pause_restarts()
-            self._backend = await self._spawn()
+            generation = Generation()
+            await generation.spawn()
+            self._backend = await self._configure(generation)
             try:
                 self._ready = await self._await_ready(self._backend)
             except (ChildDied, StartupError) as error:

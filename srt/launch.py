@@ -9,16 +9,19 @@ import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-
-from aiohttp import web
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from phloem.srt.config import ServeConfig, ServerOptions
 from phloem.srt.engine import Engine
 from phloem.srt.errors import InvalidRequest
 from phloem.srt.generation import ModelCard
-from phloem.srt.http.app import create_app, make_runner
 from phloem.srt.hub import SILENT, Progress
 from phloem.srt.resolve import Resolved
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +60,7 @@ async def _serve(
     engine = Engine(config, progress=progress)
     starting = asyncio.create_task(engine.start())
     stopping = asyncio.create_task(stop.wait())
+    app = await asyncio.to_thread(_import_app)
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
         starting.cancel()
@@ -69,9 +73,9 @@ async def _serve(
         stopping.cancel()
         listener.close()
         raise
-    runner = make_runner(create_app(engine, config.server))
+    runner = app.make_runner(app.create_app(engine, config.server))
     await runner.setup()
-    site = web.SockSite(runner, listener, backlog=1024)
+    site = app.listen_on(runner, listener)
     await site.start()
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
@@ -86,6 +90,11 @@ async def _serve(
     await stopping
     await _shut_down(engine, runner, site, config.server.drain_seconds)
     return 0
+
+
+def _import_app() -> ModuleType:
+    """The HTTP layer, imported while the engine's processes start."""
+    return import_module("phloem.srt.http.app")
 
 
 async def _shut_down(

@@ -1,5 +1,6 @@
 """Entry point of a child process: `python -m phloem.srt.process ROLE`, options as one JSON line on
-standard input.
+standard input. What the role needs is imported before the options are read, so the parent may
+spawn first and make up its mind afterwards.
 
 Standard input stays open as long as the parent lives. When it ends, whatever killed the parent,
 the child leaves: there are no orphans. SIGINT is the parent's business (a terminal sends it to
@@ -13,13 +14,16 @@ import os
 import signal
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 log = logging.getLogger("phloem")
 
-ROLES = ("scheduler", "worker", "grammar")
+ROLES = ("worker", "grammar", "scheduler")
+"""In order of start: the slowest to come up first."""
 
 
 def error_file(run_dir: str | Path, role: str) -> Path:
@@ -44,23 +48,34 @@ def _leave_with_parent() -> None:
     os._exit(1)
 
 
-def _run(role: str, options: bytes) -> None:
+def _load(role: str) -> Callable[[bytes, dict[str, float]], None]:
+    """Import what the role needs; the function that runs it with its options as JSON and the
+    seconds that start-up took so far."""
     match role:
         case "scheduler":
             from phloem.srt.scheduler.options import SchedulerProcessOptions
             from phloem.srt.scheduler.process import main as scheduler_main
 
-            scheduler_main(msgspec.json.decode(options, type=SchedulerProcessOptions))
+            return lambda data, _startup: scheduler_main(
+                msgspec.json.decode(data, type=SchedulerProcessOptions)
+            )
         case "worker":
+            import phloem.srt.worker.runner
             from phloem.srt.worker.options import WorkerProcessOptions
             from phloem.srt.worker.process import main as worker_main
 
-            worker_main(msgspec.json.decode(options, type=WorkerProcessOptions))
+            return lambda data, startup: worker_main(
+                msgspec.json.decode(data, type=WorkerProcessOptions), startup
+            )
         case "grammar":
+            import phloem.constrained.backends.xgrammar  # noqa: F401  (loaded by name later)
             from phloem.srt.grammar.options import GrammarOptions
             from phloem.srt.grammar.process import main as grammar_main
 
-            grammar_main(msgspec.json.decode(options, type=GrammarOptions))
+            return lambda data, startup: grammar_main(
+                msgspec.json.decode(data, type=GrammarOptions), startup
+            )
+    raise SystemExit(f"unknown role {role!r}; there are {', '.join(ROLES)}")
 
 
 class _Common(msgspec.Struct):
@@ -72,13 +87,18 @@ class _Common(msgspec.Struct):
 
 def main() -> int:
     role = sys.argv[1]
-    options = _read_line()
-    common = msgspec.json.decode(options, type=_Common)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    began = time.perf_counter()
+    run = _load(role)
+    startup = {"import": time.perf_counter() - began}
+    options = _read_line()
+    if not options:
+        return 1  # the parent is gone
+    common = msgspec.json.decode(options, type=_Common)
     threading.Thread(target=_leave_with_parent, name="parent-watch", daemon=True).start()
     logging.basicConfig(level=common.log_level.upper(), format=f"%(levelname)s {role}: %(message)s")
     try:
-        _run(role, options)
+        run(options, startup)
     except Exception as error:
         error_file(common.run_dir, role).write_text(f"{error or type(error).__name__}\n")
         log.exception("the %s process ends", role)

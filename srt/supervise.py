@@ -1,4 +1,4 @@
-"""Child processes: spawned with an argument and one JSON line, watched, stopped in order.
+"""Child processes: spawned, told their options in one JSON line, watched, stopped in order.
 
 A `Generation` is one life of the backend: scheduler, worker and grammar process around one run
 directory. When the scheduler or the worker dies the generation is over (its KV is gone) and a new
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from phloem.srt.process import error_file
+from phloem.srt.process import ROLES, error_file
 
 log = logging.getLogger(__name__)
 
@@ -47,19 +47,18 @@ class ChildDied(Exception):
 
 
 class Generation:
-    """The backend's processes around `run_dir`, an existing, private directory.
+    """The backend's processes. They are spawned first and configured when the options are known:
+    meanwhile they import what they need, which is most of their start-up."""
 
-    `options` maps each role to its options struct.
-    """
-
-    def __init__(self, run_dir: Path, options: dict[str, msgspec.Struct]) -> None:
-        self.run_dir = run_dir
-        self.options = options
+    def __init__(self) -> None:
+        self.run_dir: Path | None = None
+        self._options: dict[str, msgspec.Struct] = {}
         self._children: dict[str, asyncio.subprocess.Process] = {}
         self._waiters: dict[asyncio.Task[int], str] = {}
 
-    async def start(self) -> None:
-        for role in self.options:
+    async def spawn(self) -> None:
+        """Start a process for each of `ROLES`."""
+        for role in ROLES:
             await self._spawn(role)
 
     async def _spawn(self, role: str) -> None:
@@ -75,10 +74,21 @@ class Generation:
             stdout=STDERR,  # standard output belongs to the command's answer
             env=environment,
         )
-        assert child.stdin is not None
-        child.stdin.write(msgspec.json.encode(self.options[role]) + b"\n")
         self._children[role] = child
         self._waiters[asyncio.create_task(child.wait(), name=f"wait for {role}")] = role
+
+    def configure(self, run_dir: Path, options: dict[str, msgspec.Struct]) -> None:
+        """Tell each role its options. `run_dir` is an existing, private directory; this
+        generation removes it when it is stopped."""
+        self.run_dir = run_dir
+        self._options = options
+        for role in self._children:
+            self._tell(role)
+
+    def _tell(self, role: str) -> None:
+        stdin = self._children[role].stdin
+        assert stdin is not None
+        stdin.write(msgspec.json.encode(self._options[role]) + b"\n")
 
     @property
     def pids(self) -> dict[str, int]:
@@ -92,17 +102,19 @@ class Generation:
         return ChildDied(role, self._last_word(role, task.result()))
 
     def _last_word(self, role: str, code: int) -> str:
-        try:
-            return f"failed: {error_file(self.run_dir, role).read_text().strip()}"
-        except OSError:
-            if code < 0:
-                return f"was killed by {signal.Signals(-code).name}"
-            return f"ended with exit code {code}"
+        word = error_file(self.run_dir, role) if self.run_dir is not None else None
+        if word is not None and word.exists():
+            return f"failed: {word.read_text().strip()}"
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}"
 
     async def restart(self, role: str) -> None:
         """Put a new process in the place of one that ended."""
+        assert self.run_dir is not None
         error_file(self.run_dir, role).unlink(missing_ok=True)
         await self._spawn(role)
+        self._tell(role)
 
     async def stop(self, grace_seconds: float = 2.0) -> None:
         """End all children: politely by closing their standard input, then by SIGKILL."""
@@ -119,4 +131,5 @@ class Generation:
             await asyncio.wait(self._waiters)
         self._waiters.clear()
         self._children.clear()
-        await asyncio.to_thread(shutil.rmtree, self.run_dir, ignore_errors=True)
+        if self.run_dir is not None:
+            await asyncio.to_thread(shutil.rmtree, self.run_dir, ignore_errors=True)

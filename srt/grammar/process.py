@@ -74,18 +74,14 @@ class GrammarProcess:
         self._worker: Channel[StepMasks, StepMasks] = Channel(
             self._context, f"ipc://{run_dir}/masks.sock", StepMasks, kind=zmq.PUSH
         )
-        self._startup = {"engine": time.perf_counter() - start}
-
-    def add_startup(self, phase: str, seconds: float) -> None:
-        """One more phase for `GrammarReady`."""
-        self._startup[phase] = seconds
+        self.startup = {"engine": time.perf_counter() - start}
 
     def run(self) -> int:
         """Serve until told to stop (0) or until a compile is overdue (`EXIT_OVERDUE`)."""
         poller = zmq.Poller()
         poller.register(self._scheduler.socket, zmq.POLLIN)
         poller.register(self._wake_read, zmq.POLLIN)
-        self._scheduler.send(GrammarReady(self._startup))
+        self._scheduler.send(GrammarReady(self.startup))
         while True:
             left = self._compiler.next_deadline()
             poller.poll(None if left is None else int(left * 1000) + 1)
@@ -164,8 +160,11 @@ def limit_memory(extra_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
-def main(options: GrammarOptions) -> None:
-    """Load the vocabulary of `options.checkpoint`, serve, and leave with the loop's exit code."""
+def main(options: GrammarOptions, startup: dict[str, float]) -> None:
+    """Load the vocabulary of `options.checkpoint`, serve, and leave with the loop's exit code.
+
+    `startup` is phase → seconds so far.
+    """
     from phloem.srt.checkpoint import open_checkpoint
 
     start = time.perf_counter()
@@ -176,7 +175,7 @@ def main(options: GrammarOptions) -> None:
         )
     loaded = time.perf_counter() - start
     process = GrammarProcess(options, vocabulary)
-    process.add_startup("vocabulary", loaded)
+    process.startup |= startup | {"vocabulary": loaded}
     limit_memory(options.memory_bytes)
     code = process.run()
     process.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Final
 
 from aiohttp import web
@@ -59,6 +60,11 @@ def make_runner(app: web.Application) -> web.AppRunner:
         access_log=None,
         shutdown_timeout=SHUTDOWN_SECONDS,
     )
+
+
+def listen_on(runner: web.AppRunner, listener: socket.socket) -> web.SockSite:
+    """A site that accepts connections on a bound socket, once started."""
+    return web.SockSite(runner, listener, backlog=1024)
 
 
 def _routes() -> list[web.RouteDef]:

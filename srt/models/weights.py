@@ -59,7 +59,8 @@ class _Place:
         """The parameter, given memory when it has none yet."""
         parameter: nn.Parameter = getattr(self.module, self.kind)
         if parameter.is_meta:
-            memory = torch.empty_like(parameter, device="cpu")
+            # not empty_like: of a meta tensor it imports sympy, which takes a second
+            memory = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
             parameter = nn.Parameter(memory, requires_grad=False)
             setattr(self.module, self.kind, parameter)
         return parameter

@@ -201,18 +201,18 @@ def _timed(startup: dict[str, float], phase: str) -> Iterator[None]:
     startup[phase] = time.perf_counter() - began
 
 
-def main(options: WorkerProcessOptions) -> None:
+def main(options: WorkerProcessOptions, startup: dict[str, float]) -> None:
     """Load the model, say `WorkerReady`, then serve until told to stop.
 
-    The launcher made the mask buffer. Raises what the checkpoint, the options or the memory make
-    impossible.
+    The launcher made the mask buffer. `startup` is phase → seconds so far. Raises what the
+    checkpoint, the options or the memory make impossible.
     """
-    startup: dict[str, float] = {}
-    with _timed(startup, "import"):
-        import torch
+    # torch comes with these; the rest of this module, and its tests, do without
+    import torch
 
-        from phloem.srt.checkpoint.opening import open_checkpoint
-        from phloem.srt.worker.runner import ModelRunner
+    from phloem.srt.checkpoint.opening import open_checkpoint
+    from phloem.srt.worker.runner import ModelRunner
+
     with _timed(startup, "open"):
         checkpoint = open_checkpoint(options.checkpoint)
     config = checkpoint.config
