@@ -83,6 +83,8 @@ def _llama_server(setting: Setting, port: int) -> Command:
             *(_program("llama-server", "LLAMA_SERVER"), "-m", str(setting.model)),
             *("-t", threads, "-tb", threads, "-np", str(setting.slots)),
             *("-c", str(setting.context * setting.slots), "--no-kv-unified", "--cache-prompt"),
+            # by default it answers as few connections as there are threads, and drops the rest
+            *("--threads-http", str(2 * setting.slots)),
             *("--jinja", "--no-warmup", "--port", str(port)),
         ]
     )
