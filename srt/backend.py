@@ -91,6 +91,7 @@ def process_options(run_dir: str, config: ServeConfig, plan: Plan) -> dict[str, 
             compile_threads=constraints.compile_threads,
             memory_bytes=constraints.memory_bytes,
             cache_bytes=constraints.cache_bytes,
+            log_level=level,
         ),
         "scheduler": SchedulerProcessOptions(
             run_dir=run_dir,

@@ -279,13 +279,14 @@ class Engine:
                 await self._backend.stop(0.2)
             await self._pause_restarts()
             generation = Generation()
-            await generation.spawn()
-            self._backend = await self._configure(generation)
             try:
+                await generation.spawn()
+                self._backend = await self._configure(generation)
                 self._ready = await self._await_ready(self._backend)
-            except (ChildDied, StartupError) as error:
+            except (ChildDied, StartupError, OSError) as error:
                 log.exception("the backend did not come up again")
                 self._down = f"{error}; the backend is being restarted"
+                await generation.stop(0.2)
                 continue
             break
         self._tasks[0] = asyncio.create_task(self._listen(self._backend), name="phloem listener")

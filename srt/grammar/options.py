@@ -21,3 +21,4 @@ class GrammarOptions(msgspec.Struct, frozen=True, kw_only=True):
     compile_threads: int = 1
     memory_bytes: int = 2 << 30
     cache_bytes: int = 256 << 20
+    log_level: str = "info"
