@@ -72,7 +72,8 @@ async def measure(
     session: Session, server: Running, name: str, seed: int, *, local: Tokenize | None
 ) -> None:
     """One round: a warm-up request, then every workload."""
-    connector = aiohttp.TCPConnector(limit=0)
+    # a new connection each: a server may close an idle one just as a request goes out on it
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(connector=connector) as http:
         client = ChatClient(
             http, server.url, server.model, ignore_eos=not session.arguments.keep_eos
