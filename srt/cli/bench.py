@@ -91,7 +91,9 @@ async def _measure(base_url: str, api_key: str | None, workloads: list[Workload]
     progress = TerminalProgress()
     headers = {"Authorization": f"Bearer {api_key}"} if api_key is not None else {}
     summaries = []
-    async with ClientSession(headers=headers, connector=TCPConnector(limit=0)) as session:
+    async with ClientSession(
+        headers=headers, connector=TCPConnector(limit=0, force_close=True)
+    ) as session:
         model = await _served_model(session, base_url)
         client = ChatClient(session, base_url, model)
         tokenize = server_tokenizer(session, base_url, model)
