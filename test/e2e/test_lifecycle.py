@@ -24,7 +24,8 @@ Start = Callable[..., Any]
 
 def ask(server: Any, **more: Any) -> tuple[int, Any]:
     body = {"prompt": "The sky is", "max_tokens": 4, "temperature": 0} | more
-    return server.post("/v1/completions", body)
+    answer: tuple[int, Any] = server.post("/v1/completions", body)
+    return answer
 
 
 def stream_in_background(server: Any) -> tuple[threading.Thread, list[str]]:
