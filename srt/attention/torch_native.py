@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from phloem.srt.attention.base import AttentionBatch, AttentionDims, AttentionError, KVStore
+from phloem.srt.attention.base import KVStore
+from phloem.srt.attention.batch import AttentionBatch, AttentionDims, AttentionError
 
 TILE = 128
 QUERY_BLOCK = 64

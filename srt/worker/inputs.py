@@ -1,20 +1,22 @@
 """A step plan's rows → what the model computes on.
 
 The plan carries only what is new; `RowTable` remembers the rest: each row's KV slots, its length,
-its last sampled token.
+its last sampled token. A step of many rows that decode one token each is the common case, so
+whatever can be done for all rows in one operation is.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from phloem.srt.attention.base import AttentionBatch
+from phloem.srt.attention.batch import AttentionBatch
 from phloem.srt.messages import RowPlan, RowStart, StepPlan
 
+INT32 = np.dtype("<i4")
 INT32_BYTES = 4
 
 
@@ -26,8 +28,8 @@ class PlanError(ValueError):
 class RowState:
     """One admission of one request.
 
-    `length` counts tokens that have a KV slot here. `carry` is the hidden state of the last token
-    computed, kept while the next prompt token's logprob is to be read from it.
+    `length` counts tokens that have a KV slot here. `carry` [1, hidden] is the hidden state of the
+    last token computed, kept while the next prompt token's logprob is to be read from it.
     """
 
     epoch: int
@@ -36,7 +38,7 @@ class RowState:
     prompt_logprobs_from: int | None
     top_logprobs: int
     last_token: int | None = None
-    carry: torch.Tensor | None = None
+    carry: NDArray[np.float32] | None = None
 
     @staticmethod
     def of(epoch: int, start: RowStart) -> RowState:
@@ -49,29 +51,34 @@ class RowState:
         )
 
 
-@dataclass(frozen=True)
-class Span:
-    """A row's part of a step: `tokens` [count] at positions `start`… of its sequence, and at
-    `offset`… among the step's tokens. `slots` [start + count] hold its whole sequence."""
+class Span(NamedTuple):
+    """`row`'s part of a step: `size` tokens at positions `start`… of its sequence, and at
+    `offset`… among the step's tokens."""
 
+    row: int
     state: RowState
     start: int
     offset: int
-    tokens: NDArray[np.int32]
-    slots: NDArray[np.int32]
+    size: int
 
     @property
     def end(self) -> int:
-        return self.start + len(self.tokens)
+        """Length of the sequence after the step."""
+        return self.start + self.size
+
+    @property
+    def stop(self) -> int:
+        """End among the step's tokens."""
+        return self.offset + self.size
 
 
 @dataclass(frozen=True)
 class StepInputs:
-    """Rows of a plan, in its order, as tensors: token_ids and positions [n] int64."""
+    """Rows of a plan, in its order: token_ids and positions [n]."""
 
     spans: list[Span]
-    token_ids: torch.Tensor
-    positions: torch.Tensor
+    token_ids: NDArray[np.int32]
+    positions: NDArray[np.int32]
     batch: AttentionBatch
 
 
@@ -99,79 +106,104 @@ class RowTable:
         """
         if not plan.rows:
             raise PlanError("the plan has no rows")
-        checked: dict[int, tuple[RowState, NDArray[np.int32], NDArray[np.int32]]] = {}
-        for row in plan.rows:
-            if row.row in checked:
-                raise PlanError(f"row {row.row} is in the plan twice")
-            checked[row.row] = self._check(row)
         spans: list[Span] = []
+        tokens: list[bytes] = []
+        seen: set[int] = set()
         offset = 0
         for row in plan.rows:
-            state, tokens, slots = checked[row.row]
-            spans.append(self._enter(row, state, offset, tokens, slots))
-            offset += len(tokens)
-        token_ids = np.concatenate([span.tokens for span in spans])
-        positions = np.concatenate([np.arange(span.start, span.end) for span in spans])
+            if row.row in seen:
+                raise PlanError(f"row {row.row} is in the plan twice")
+            seen.add(row.row)
+            state = self._state_of(row)
+            tokens.append(_tokens(row, state))
+            spans.append(self._span(row, state, offset, tokens[-1]))
+            offset = spans[-1].stop
+        # of a bytearray, so that the array can be written to
+        token_ids = np.frombuffer(bytearray().join(tokens), INT32)
+        slots = np.frombuffer(b"".join([row.slots for row in plan.rows]), INT32)
+        self._check_tokens(spans, token_ids)
+        self._check_slots(spans, slots)
         return StepInputs(
             spans=spans,
-            token_ids=torch.from_numpy(token_ids.astype(np.int64)),
-            positions=torch.from_numpy(positions),
+            token_ids=token_ids,
+            positions=self._enter(plan, spans, slots),
             batch=AttentionBatch(
-                [len(span.tokens) for span in spans], [span.slots for span in spans]
+                [span.size for span in spans],
+                [self._slots[span.row, : span.end] for span in spans],
             ),
         )
 
-    def _check(self, row: RowPlan) -> tuple[RowState, NDArray[np.int32], NDArray[np.int32]]:
-        """The row's state, the tokens it computes and their slots."""
-        rows, context = self._slots.shape
-        if not 0 <= row.row < rows:
-            raise PlanError(f"row {row.row} is not one of the {rows} rows")
+    def _state_of(self, row: RowPlan) -> RowState:
+        """The row's state before the step, fresh if it starts."""
+        if not 0 <= row.row < len(self._states):
+            raise PlanError(f"row {row.row} is not one of the {len(self._states)} rows")
         if row.start is not None:
             state = RowState.of(row.epoch, row.start)
-            self._check_slots(row, np.frombuffer(row.start.prefix_slots, "<i4"))
-        else:
-            state = self.state(row.row)
+            prefix = np.frombuffer(row.start.prefix_slots, INT32)
+            self._check_slots([Span(row.row, state, 0, 0, state.length)], prefix)
+            return state
+        state = self.state(row.row)
         if state.epoch != row.epoch:
             raise PlanError(f"row {row.row} is in epoch {state.epoch}, the plan says {row.epoch}")
-        slots = np.frombuffer(row.slots, "<i4")
-        self._check_slots(row, slots)
-        if row.tokens:
-            tokens = np.frombuffer(row.tokens, "<i4")
-            if tokens.min() < 0 or tokens.max() >= self._vocab_size:
-                raise PlanError(f"row {row.row} has a token id outside [0, {self._vocab_size})")
-        elif state.last_token is not None:
-            tokens = np.array([state.last_token], np.int32)
-        else:
-            raise PlanError(f"row {row.row} has sampled no token to go on from")
-        if len(tokens) != len(slots):
-            raise PlanError(f"row {row.row} has {len(tokens)} tokens for {len(slots)} slots")
-        if state.length + len(tokens) > context:
+        return state
+
+    def _span(self, row: RowPlan, state: RowState, offset: int, tokens: bytes) -> Span:
+        size, context = len(tokens) // INT32_BYTES, self._slots.shape[1]
+        if len(tokens) != len(row.slots) or len(tokens) % INT32_BYTES:
             raise PlanError(
-                f"row {row.row} would be {state.length + len(tokens)} tokens long, "
+                f"row {row.row} has {len(tokens) / INT32_BYTES:g} tokens "
+                f"for {len(row.slots) / INT32_BYTES:g} slots"
+            )
+        if state.length + size > context:
+            raise PlanError(
+                f"row {row.row} would be {state.length + size} tokens long, "
                 f"the context has {context}"
             )
-        return state, tokens, slots
+        return Span(row.row, state, state.length, offset, size)
 
-    def _check_slots(self, row: RowPlan, slots: NDArray[np.int32]) -> None:
-        if len(slots) and not (slots.min() > 0 and slots.max() < self._kv_slots):
-            raise PlanError(
-                f"row {row.row} has slots in [{slots.min()}, {slots.max()}], "
-                f"the pool's are 1 to {self._kv_slots - 1}"
-            )
+    def _check_tokens(self, spans: list[Span], token_ids: NDArray[np.int32]) -> None:
+        if token_ids.min() >= 0 and token_ids.max() < self._vocab_size:
+            return
+        for span in spans:
+            own = token_ids[span.offset : span.stop]
+            if own.min() < 0 or own.max() >= self._vocab_size:
+                raise PlanError(f"row {span.row} has a token id outside [0, {self._vocab_size})")
+
+    def _check_slots(self, spans: list[Span], slots: NDArray[np.int32]) -> None:
+        if not len(slots) or (slots.min() > 0 and slots.max() < self._kv_slots):
+            return
+        for span in spans:
+            own = slots[span.offset : span.stop]
+            if own.min() <= 0 or own.max() >= self._kv_slots:
+                raise PlanError(
+                    f"row {span.row} has slots in [{own.min()}, {own.max()}], "
+                    f"the pool's are 1 to {self._kv_slots - 1}"
+                )
 
     def _enter(
-        self,
-        row: RowPlan,
-        state: RowState,
-        offset: int,
-        tokens: NDArray[np.int32],
-        slots: NDArray[np.int32],
-    ) -> Span:
-        table = self._slots[row.row]
-        if row.start is not None:
-            table[: state.length] = np.frombuffer(row.start.prefix_slots, "<i4")
-            self._states[row.row] = state
-        start, end = state.length, state.length + len(tokens)
-        table[start:end] = slots
-        state.length = end
-        return Span(state, start, offset, tokens, table[:end])
+        self, plan: StepPlan, spans: list[Span], slots: NDArray[np.int32]
+    ) -> NDArray[np.int32]:
+        """Change the table and the states to what they are after the step. Positions [n]."""
+        for row, span in zip(plan.rows, spans, strict=True):
+            if row.start is not None:
+                self._slots[span.row, : span.start] = np.frombuffer(row.start.prefix_slots, INT32)
+                self._states[span.row] = span.state
+            span.state.length = span.end
+        rows = np.array([span.row for span in spans])
+        shift = np.array([span.start - span.offset for span in spans], np.int32)
+        if len(slots) > len(spans):
+            sizes = [span.size for span in spans]
+            rows, shift = rows.repeat(sizes), shift.repeat(sizes)
+        positions = np.arange(len(slots), dtype=np.int32)
+        positions += shift
+        self._slots[rows, positions] = slots
+        return positions
+
+
+def _tokens(row: RowPlan, state: RowState) -> bytes:
+    """The tokens that the row computes, packed."""
+    if row.tokens:
+        return row.tokens
+    if state.last_token is None:
+        raise PlanError(f"row {row.row} has sampled no token to go on from")
+    return state.last_token.to_bytes(INT32_BYTES, "little")

@@ -1,11 +1,11 @@
 """The worker's process: takes step plans, gives step results, asleep in between.
 
-    scheduler ──StepPlan──▶ forward ──▶ wait for masks ──▶ sample ──StepResult──▶ scheduler
-                                              ▲
-    grammar ──────────────StepMasks───────────┘   (the masks themselves are in shared memory)
+    scheduler ──StepPlan──▶ forward ─▶ wait for masks ─▶ logits ─▶ sample ──StepResult──▶ scheduler
+                                             ▲
+    grammar ─────────────StepMasks───────────┘   (the masks themselves are in shared memory)
 
-Whatever goes wrong in a step is told in its result: for one row if the rest of the step stands,
-for the whole step if the forward pass failed. The worker lives on.
+Whatever goes wrong in a step is told in its result: for the whole step if the forward pass failed,
+for the rows that got no token if their KV stands. The worker lives on.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import zmq
 from numpy.typing import NDArray
 
 from phloem.constrained.bitmask import MaskBuffer
+from phloem.srt.checkpoint.opening import open_checkpoint
 from phloem.srt.ipc import Channel
 from phloem.srt.messages import (
     FromWorker,
@@ -34,8 +35,10 @@ from phloem.srt.messages import (
     ToWorker,
     WorkerReady,
 )
+from phloem.srt.models.loading import load
 from phloem.srt.worker.masks import MaskInbox
 from phloem.srt.worker.options import WorkerProcessOptions
+from phloem.srt.worker.runner import ModelRunner, StepHidden
 from phloem.srt.worker.sampler import Draw, RowError, SamplerRow, sample
 
 log = logging.getLogger(__name__)
@@ -45,30 +48,18 @@ MASK_TIMEOUT_SECONDS = 60.0
 this only keeps a lost message from stopping the worker for ever."""
 
 
-class Logits(Protocol):
-    """What a forward pass gives the sampler."""
-
-    @property
-    def rows(self) -> Sequence[int]:
-        """Indices, into the plan's rows, of those that want a token, in ascending order."""
-        ...
-
-    @property
-    def logits(self) -> NDArray[np.float32]:
-        """[len(rows), vocab]."""
-        ...
-
-    @property
-    def prompt_logprobs(self) -> Mapping[int, list[TokenLogprob]]:
-        """By index into the plan's rows, for rows that asked."""
-        ...
-
-
 class Runner(Protocol):
     """The model as this process sees it."""
 
-    def forward(self, plan: StepPlan) -> Logits:
+    def forward(self, plan: StepPlan) -> StepHidden:
         """Compute the plan's tokens. Raises if the step as a whole failed."""
+        ...
+
+    def logits(
+        self, step: StepHidden, masks: Mapping[int, NDArray[np.int32]]
+    ) -> NDArray[np.float32]:
+        """[len(step.rows), vocab]. `masks`, by index into the plan's rows, say what need not be
+        computed; it may be -inf."""
         ...
 
     def commit(self, row: int, token: int) -> None:
@@ -105,35 +96,50 @@ class Worker:
 
     def step(self, plan: StepPlan) -> StepResult:
         """Compute and sample one step; never raises."""
-        began = time.perf_counter()
+        seconds: dict[str, float] = {}
         try:
-            logits = self._runner.forward(plan)
+            with _timed(seconds, "forward"):
+                hidden = self._runner.forward(plan)
         except Exception as error:
             log.exception("step %d: the forward pass failed", plan.step_id)
             rows = [RowResult(row.epoch) for row in plan.rows]
             return StepResult(plan.step_id, rows, error=f"{type(error).__name__}: {error}")
-        forwarded = time.perf_counter()
-        mask_wait = 0.0
         draws: dict[int, Draw] = {}
         try:
-            self._follow(plan, draws)
-            masks = self._wait_for_masks(plan, logits.rows, draws)
-            mask_wait = time.perf_counter() - forwarded
-            self._sample(plan, logits, masks, draws)
+            self._sample(plan, hidden, draws, seconds)
         except Exception as error:
             log.exception("step %d: sampling failed", plan.step_id)
             reason = f"sampling failed: {type(error).__name__}: {error}"
-            draws |= {i: Draw(error=reason) for i in logits.rows if i not in draws}
+            draws |= {i: Draw(error=reason) for i in hidden.rows if i not in draws}
         return StepResult(
             plan.step_id,
             [
-                _row_result(row, draws.get(i, Draw()), logits.prompt_logprobs.get(i))
+                _row_result(row, draws.get(i, Draw()), hidden.prompt_logprobs.get(i))
                 for i, row in enumerate(plan.rows)
             ],
-            forward_seconds=forwarded - began,
-            mask_wait_seconds=mask_wait,
-            sample_seconds=time.perf_counter() - forwarded - mask_wait,
+            forward_seconds=seconds["forward"],
+            mask_wait_seconds=seconds.get("mask_wait", 0.0),
+            sample_seconds=seconds.get("sample", 0.0),
         )
+
+    def _sample(
+        self,
+        plan: StepPlan,
+        hidden: StepHidden,
+        draws: dict[int, Draw],
+        seconds: dict[str, float],
+    ) -> None:
+        """From hidden states to tokens; results go to `draws`, by index in the plan, times to
+        `seconds`. What is raised leaves the KV valid, so it is an error of the rows that have
+        nothing in `draws`, not of the step."""
+        with _timed(seconds, "sample"):
+            self._follow(plan, draws)
+        with _timed(seconds, "mask_wait"):
+            masks = self._wait_for_masks(plan, hidden.rows, draws)
+        with _timed(seconds, "forward"):
+            logits = self._runner.logits(hidden, self._narrowing(plan, masks, draws))
+        with _timed(seconds, "sample"):
+            self._draw(plan, hidden.rows, logits, masks, draws)
 
     def _follow(self, plan: StepPlan, draws: dict[int, Draw]) -> None:
         """Bring the sampler's rows to the end of this step's tokens. A row that cannot be brought
@@ -165,17 +171,29 @@ class Worker:
             draws.setdefault(wanted[row], Draw(error=reason))
         return {wanted[row]: self._masks.row(plan.step_id, row) for row in ready}
 
-    def _sample(
+    def _narrowing(
+        self, plan: StepPlan, masks: Mapping[int, NDArray[np.int32]], draws: Mapping[int, Draw]
+    ) -> dict[int, NDArray[np.int32]]:
+        """The masks of rows for which what is forbidden need not be computed; not of rows that
+        have an error already, whose state may be anything."""
+        return {
+            i: mask
+            for i, mask in masks.items()
+            if i not in draws and not self._state(plan.rows[i]).needs_all_logits
+        }
+
+    def _draw(
         self,
         plan: StepPlan,
-        logits: Logits,
+        rows: Sequence[int],
+        logits: NDArray[np.float32],
         masks: Mapping[int, NDArray[np.int32]],
         draws: dict[int, Draw],
     ) -> None:
-        """Draw for every row that wants a token and has no error yet; results go to `draws`."""
-        places = [place for place, i in enumerate(logits.rows) if i not in draws]
-        chosen = [logits.rows[place] for place in places]
-        values = logits.logits if len(places) == len(logits.rows) else logits.logits[places]
+        """Draw from `logits` [len(rows), vocab] for each of `rows` that has no error yet."""
+        places = [place for place, i in enumerate(rows) if i not in draws]
+        chosen = [rows[place] for place in places]
+        values = logits if len(places) == len(rows) else logits[places]
         states = [self._state(plan.rows[i]) for i in chosen]
         drawn = sample(values, states, [masks.get(i) for i in chosen])
         for i, draw in zip(chosen, drawn, strict=True):
@@ -195,10 +213,13 @@ def _row_result(row: RowPlan, draw: Draw, prompt: list[TokenLogprob] | None) -> 
 
 
 @contextmanager
-def _timed(startup: dict[str, float], phase: str) -> Iterator[None]:
+def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    """Add what the block takes to `seconds[phase]`, also if it raises."""
     began = time.perf_counter()
-    yield
-    startup[phase] = time.perf_counter() - began
+    try:
+        yield
+    finally:
+        seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - began
 
 
 def main(options: WorkerProcessOptions, startup: dict[str, float]) -> None:
@@ -207,23 +228,18 @@ def main(options: WorkerProcessOptions, startup: dict[str, float]) -> None:
     The launcher made the mask buffer. `startup` is phase → seconds so far. Raises what the
     checkpoint, the options or the memory make impossible.
     """
-    # torch comes with these; the rest of this module, and its tests, do without
-    import torch
-
-    from phloem.srt.checkpoint.opening import open_checkpoint
-    from phloem.srt.worker.runner import ModelRunner
-
     with _timed(startup, "open"):
         checkpoint = open_checkpoint(options.checkpoint)
     config = checkpoint.config
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[options.dtype]
+    with _timed(startup, "load_model"):
+        model = load(
+            checkpoint, dtype=options.dtype, kv_slots=options.kv_slots, threads=options.threads
+        )
     runner = ModelRunner(
-        checkpoint,
+        model,
         kv_slots=options.kv_slots,
         max_rows=options.max_rows,
-        dtype=dtype,
         context_length=options.context_length,
-        threads=options.threads,
     )
     run_dir = Path(options.run_dir)
     masks = MaskBuffer.open(run_dir / "masks", options.max_rows, config.vocab_size)
@@ -240,7 +256,7 @@ def main(options: WorkerProcessOptions, startup: dict[str, float]) -> None:
             context_length=runner.context_length,
             vocab_size=config.vocab_size,
             eos_ids=list(config.eos_ids),
-            startup=startup | runner.startup,
+            startup=startup,
         )
     )
     Worker(runner, config.vocab_size, masks, MaskInbox(grammar)).serve(scheduler)

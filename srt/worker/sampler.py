@@ -124,6 +124,13 @@ class SamplerRow:
         self.length += len(plan.slots) // SLOT_BYTES
 
     @property
+    def needs_all_logits(self) -> bool:
+        """Whether even the logits that a mask forbids must be there: raw logprobs are the model's
+        own, normalised over the whole vocabulary. For all else a forbidden token is one of
+        probability zero, so -inf in the place of its logit is as good."""
+        return self.params.logprobs is not None and self.params.logprobs_mode is LogprobsMode.RAW
+
+    @property
     def adjusts(self) -> bool:
         """Whether the logits are changed at all before the draw, the mask aside."""
         return len(self._bias_ids) > 0 or self._counts is not None or self._bans_stop
@@ -179,18 +186,15 @@ def _sample_row(
     logits: NDArray[np.float32], row: SamplerRow, mask: NDArray[np.int32] | None
 ) -> Draw:
     best = int(logits.argmax())  # of the first NaN, if there is one
-    if not np.isfinite(logits[best]):
+    # With a mask, -inf may stand for whatever it forbids: what is left then is checked below.
+    if not (np.isfinite(logits[best]) or (mask is not None and logits[best] == -np.inf)):
         raise RowError(f"the model gave {logits[best]} as the logit of token {best}")
     values = logits
     if mask is not None or row.adjusts:
         values = row.adjust(logits, mask)
         best = int(values.argmax())
         if not np.isfinite(values[best]):
-            raise RowError(
-                "the vocabulary mask has no legal token"
-                if values[best] == -np.inf
-                else f"bias or penalties made the logit of token {best} {values[best]}"
-            )
+            raise RowError(_nothing_to_draw(best, values[best], mask))
     params = row.params
     token = best
     if params.temperature > 0:
@@ -199,6 +203,16 @@ def _sample_row(
         return Draw(token)
     raw = params.logprobs_mode is LogprobsMode.RAW
     return Draw(token, token_logprob(logits if raw else values, token, params.logprobs))
+
+
+def _nothing_to_draw(best: int, value: np.float32, mask: NDArray[np.int32] | None) -> str:
+    """Why there is none, when `value` of the best token after bias, penalties and mask is not
+    finite."""
+    if value != -np.inf:
+        return f"bias or penalties made the logit of token {best} {value}"
+    if mask is not None and not mask.any():
+        return "the vocabulary mask has no legal token"
+    return "the logits of all legal tokens are -inf"
 
 
 def _draw(values: NDArray[np.float32], best: int, params: SamplingParams, noise: NoiseField) -> int:

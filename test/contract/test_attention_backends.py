@@ -9,14 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from phloem.srt.attention.base import (
-    BACKENDS,
-    AttentionBackend,
-    AttentionBatch,
-    AttentionDims,
-    AttentionError,
-    create_backend,
-)
+from phloem.srt.attention.base import BACKENDS, AttentionBackend, create_backend
+from phloem.srt.attention.batch import AttentionBatch, AttentionDims, AttentionError
 
 SLOTS = 2048
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}

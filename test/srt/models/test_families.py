@@ -16,6 +16,7 @@ from phloem.srt.checkpoint.config import ModelConfig
 from phloem.srt.checkpoint.hf_config import JsonFile, read_config
 from phloem.srt.messages import RowPlan, RowStart, SamplingParams, StepPlan, pack
 from phloem.srt.models.registry import MODELS, model_class
+from phloem.srt.models.torch_model import TorchModel
 from phloem.srt.models.weights import WeightsError, load_model
 from phloem.srt.worker.runner import ModelRunner
 
@@ -125,7 +126,8 @@ def our_logits(
 ) -> list[torch.Tensor]:
     """Logits after every token: prompts together in one step each token, so that every row is
     sampled, alternating with neighbours of other lengths."""
-    runner = ModelRunner(weights, kv_slots=600, max_rows=len(prompts), dtype=dtype)
+    model = TorchModel.load(weights, kv_slots=600, dtype=dtype)
+    runner = ModelRunner(model, kv_slots=600, max_rows=len(prompts))
     logits: list[list[NDArray[np.float32]]] = [[] for _ in prompts]
     free = iter(range(599, 0, -1))
     for at in range(max(map(len, prompts))):
@@ -141,8 +143,8 @@ def our_logits(
             )
             for i in present
         ]
-        result = runner.forward(StepPlan(at, rows))
-        for i, values in zip(present, result.logits, strict=True):
+        result = runner.logits(runner.forward(StepPlan(at, rows)), {})
+        for i, values in zip(present, result, strict=True):
             logits[i].append(values)
     return [torch.from_numpy(np.stack(values)) for values in logits]
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from phloem.srt.checkpoint.opening import open_checkpoint
 from phloem.srt.messages import RowPlan, RowStart, SamplingParams, StepPlan, pack
 from phloem.srt.models.layers import can_pack
+from phloem.srt.models.torch_model import TorchModel
 from phloem.srt.tokenizer.tokenizer import load_tokenizer
 from phloem.srt.worker.runner import ModelRunner
 
@@ -91,7 +92,7 @@ def generate(
                 )
             )
             slot += size
-        for i, values in enumerate(runner.forward(StepPlan(step, rows)).logits):
+        for i, values in enumerate(runner.logits(runner.forward(StepPlan(step, rows)), {})):
             logits[i].append(values)
             tokens[i].append(int(values.argmax()))
             runner.commit(i, tokens[i][-1])
@@ -115,9 +116,8 @@ def test_greedy_generation(
     dtype: torch.dtype, default_model: Path, theirs: Any, prompts: list[list[int]]
 ) -> None:
     """Forced along our tokens, transformers has the same logits, and would choose each of them."""
-    runner = ModelRunner(
-        open_checkpoint(default_model), kv_slots=4096, max_rows=len(prompts), dtype=dtype
-    )
+    model = TorchModel.load(open_checkpoint(default_model), kv_slots=4096, dtype=dtype)
+    runner = ModelRunner(model, kv_slots=4096, max_rows=len(prompts))
     tokens, logits = generate(runner, prompts, NEW_TOKENS)
     for prompt, ours, values in zip(prompts, tokens, logits, strict=True):
         with torch.no_grad():

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from phloem.srt.checkpoint.config import ModelConfig, RopeConfig
 from phloem.srt.checkpoint.shapes import expected_tensors
 from phloem.srt.messages import RowPlan, RowStart, SamplingParams, StepPlan, TokenLogprob, pack
+from phloem.srt.models.torch_model import TorchModel
 from phloem.srt.worker.inputs import PlanError
-from phloem.srt.worker.kv_pool import KVPool
-from phloem.srt.worker.runner import ModelRunner, StepLogits
+from phloem.srt.worker.runner import ModelRunner
 
 CONFIG = ModelConfig(
     architecture="llama",
@@ -57,6 +57,15 @@ class RandomCheckpoint:
     def tensors(self) -> Iterator[Weight]:
         for name, shape in expected_tensors(self.config).items():
             yield Weight(name, shape)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Both phases of a step, no masks."""
+
+    rows: list[int]
+    logits: NDArray[np.float32]
+    prompt_logprobs: dict[int, list[TokenLogprob]]
 
 
 class Driver:
@@ -100,9 +109,10 @@ class Driver:
         packed = b"" if tokens is None else pack(tokens)
         return RowPlan(row, self.epochs[row], packed, pack(new), sample=sample, start=start)
 
-    def step(self, *rows: RowPlan) -> StepLogits:
+    def step(self, *rows: RowPlan) -> Step:
         self._step += 1
-        return self.runner.forward(StepPlan(self._step, list(rows)))
+        hidden = self.runner.forward(StepPlan(self._step, list(rows)))
+        return Step(hidden.rows, self.runner.logits(hidden, {}), hidden.prompt_logprobs)
 
     def generate(self, prompt: list[int], count: int) -> tuple[list[int], NDArray[np.float32]]:
         """Alone, whole prompt first: greedy tokens, and the logits of each."""
@@ -116,10 +126,15 @@ class Driver:
 
 
 @pytest.fixture(scope="module")
-def runner() -> Iterator[ModelRunner]:
+def model() -> Iterator[TorchModel]:
     before = torch.get_num_threads()
-    yield ModelRunner(RandomCheckpoint(), kv_slots=SLOTS, max_rows=ROWS, threads=1)
+    yield TorchModel.load(RandomCheckpoint(), kv_slots=SLOTS, threads=1)
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def runner(model: TorchModel) -> ModelRunner:
+    return ModelRunner(model, kv_slots=SLOTS, max_rows=ROWS)
 
 
 @pytest.fixture
@@ -269,17 +284,18 @@ def test_a_preempted_row_resumes_with_prompt_and_output(driver: Driver) -> None:
     assert np.array_equal(driver.step(row).logits[0], logits[4])
 
 
-def test_plans_that_do_not_fit(driver: Driver) -> None:
+def test_plans_that_do_not_fit(driver: Driver, model: TorchModel) -> None:
     good = driver.row(0, [1, 2], prefix=[], prompt_len=2)
     with pytest.raises(PlanError, match="no rows"):
         driver.step()
     with pytest.raises(PlanError, match="row 0 is in the plan twice"):
         driver.step(good, good)
-    fresh = Driver(ModelRunner(RandomCheckpoint(), kv_slots=64, max_rows=2, context_length=8))
+    fresh = Driver(ModelRunner(model, kv_slots=64, max_rows=2, context_length=8))
     for row, reason in [
         (RowPlan(1, 5, pack([1]), pack([1]), sample=True), "row 1 was never started"),
         (replace(good, row=2), "row 2 is not one of the 2 rows"),
         (replace(good, slots=pack([1])), "row 0 has 2 tokens for 1 slots"),
+        (replace(good, tokens=b"12345", slots=b"12345"), r"row 0 has 1.25 tokens for 1.25 slots"),
         (
             replace(good, slots=pack([0, 1])),
             r"slots in \[0, 1\], the pool's are 1 to 63",
@@ -301,25 +317,10 @@ def test_plans_that_do_not_fit(driver: Driver) -> None:
         fresh.step(replace(good, tokens=pack([97, 0])))
 
 
-def test_context_length_is_within_the_models() -> None:
+def test_context_length_is_within_the_models(model: TorchModel) -> None:
     with pytest.raises(ValueError, match="context_length is 401"):
-        ModelRunner(RandomCheckpoint(), kv_slots=64, max_rows=2, context_length=401)
+        ModelRunner(model, kv_slots=64, max_rows=2, context_length=401)
 
 
 def test_bytes_of_a_slot() -> None:
     assert CONFIG.kv_slot_bytes(4) == 2 * 2 * 2 * 16 * 4
-
-
-def test_pool_has_equal_strides_and_a_zero_padding_slot() -> None:
-    pool = KVPool.for_model(CONFIG, 10, torch.float32)
-    assert pool.keys(1).shape == (10, 2, 16)
-    assert pool.keys(1).stride() == pool.values(1).stride()
-    assert pool.keys(1).is_contiguous()
-    assert not pool.keys(1)[0].any()
-    assert not pool.values(1)[0].any()
-    k, v = torch.randn(2, 2, 2, 16)
-    pool.write(1, torch.tensor([9, 4]), k, v)
-    assert torch.equal(pool.keys(1)[[9, 4]], k)
-    assert torch.equal(pool.values(1)[[9, 4]], v)
-    with pytest.raises(ValueError, match="holds no token"):
-        KVPool(1, 1, 1, 8, torch.float32)

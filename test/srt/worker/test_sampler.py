@@ -364,6 +364,37 @@ def test_nan_is_found_even_where_the_mask_forbids() -> None:
     assert draw.error is not None
 
 
+@pytest.mark.parametrize("params", [SamplingParams(temperature=0), SamplingParams(top_p=0.9)])
+def test_a_model_may_leave_out_what_the_mask_forbids(params: SamplingParams) -> None:
+    logits = np.random.default_rng(4).normal(0, 2, VOCAB).astype(np.float32)
+    legal = np.arange(VOCAB) % 7 == 3
+    narrowed = np.where(legal, logits, np.float32(-np.inf))
+    mask = pack_mask(legal)
+    assert one(narrowed, make_row(params), mask) == one(logits, make_row(params), mask)
+    for bad in (np.nan, np.inf):
+        narrowed[10] = bad
+        draw = one(narrowed, make_row(params), mask)
+        assert draw.error == f"the model gave {bad} as the logit of token 10"
+
+
+def test_minus_infinity_everywhere_is_told_by_its_cause() -> None:
+    logits = np.full(VOCAB, -np.inf, np.float32)
+    row = make_row(SamplingParams())
+    masks = [None, np.zeros(-(-VOCAB // 32), np.int32), pack_mask(np.arange(VOCAB) < 5)]
+    assert [one(logits, row, mask).error for mask in masks] == [
+        "the model gave -inf as the logit of token 0",
+        "the vocabulary mask has no legal token",
+        "the logits of all legal tokens are -inf",
+    ]
+
+
+def test_raw_logprobs_need_all_logits() -> None:
+    processed = SamplingParams(logprobs=0, logprobs_mode=LogprobsMode.PROCESSED)
+    assert make_row(SamplingParams(logprobs=0)).needs_all_logits
+    assert not make_row(processed).needs_all_logits
+    assert not make_row(SamplingParams()).needs_all_logits
+
+
 def test_an_overflowing_bias_is_an_error() -> None:
     logits = np.full(VOCAB, 3e38, np.float32)
     draw = one(logits, make_row(SamplingParams(logit_bias={9: 3e38})))

@@ -3,8 +3,9 @@
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Never
 
 import numpy as np
@@ -12,10 +13,11 @@ import pytest
 import zmq
 from numpy.typing import NDArray
 
-from phloem.constrained.bitmask import MaskBuffer, pack_mask
+from phloem.constrained.bitmask import MaskBuffer, pack_mask, unpack_mask
 from phloem.srt.ipc import Channel, make_run_dir
 from phloem.srt.messages import (
     FromWorker,
+    LogprobsMode,
     RowPlan,
     RowStart,
     SamplingParams,
@@ -28,8 +30,10 @@ from phloem.srt.messages import (
     WorkerReady,
     pack,
 )
+from phloem.srt.worker import process
 from phloem.srt.worker.masks import MaskInbox
 from phloem.srt.worker.process import Worker
+from phloem.srt.worker.runner import StepHidden
 
 VOCAB = 100
 ROWS = 4
@@ -37,30 +41,37 @@ GREEDY = SamplingParams(temperature=0)
 
 
 @dataclass
-class ScriptedLogits:
-    rows: list[int]
-    logits: NDArray[np.float32]
-    prompt_logprobs: dict[int, list[TokenLogprob]]
-
-
-@dataclass
 class ScriptedRunner:
-    """The logits of row r peak at token 10 r + 5, then fall with the id."""
+    """The hidden state of row r is r; its logits peak at token 10 r + 5, then fall with the id.
+    `narrowed` has the rows of the plan, step by step, for which masks came with the logits: what
+    these forbid is -inf."""
 
+    narrowed: list[set[int]] = field(default_factory=list)
     committed: list[tuple[int, int]] = field(default_factory=list)
     before_forward: Callable[[StepPlan], None] = lambda plan: None
+    before_logits: Callable[[StepHidden], None] = lambda step: None
     prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
     nan_rows: set[int] = field(default_factory=set)
 
-    def forward(self, plan: StepPlan) -> ScriptedLogits:
+    def forward(self, plan: StepPlan) -> StepHidden:
         self.before_forward(plan)
         rows = [i for i, row in enumerate(plan.rows) if row.sample]
-        logits = np.tile(np.linspace(1, 0, VOCAB, dtype=np.float32), (len(rows), 1))
-        for place, i in enumerate(rows):
-            logits[place, 10 * plan.rows[i].row + 5] = 9
-            if plan.rows[i].row in self.nan_rows:
-                logits[place, 0] = np.nan
-        return ScriptedLogits(rows, logits, self.prompt_logprobs)
+        hidden = np.array([[plan.rows[i].row] for i in rows], np.float32)
+        return StepHidden(rows, hidden, self.prompt_logprobs)
+
+    def logits(
+        self, step: StepHidden, masks: Mapping[int, NDArray[np.int32]]
+    ) -> NDArray[np.float32]:
+        self.before_logits(step)
+        self.narrowed.append(set(masks))
+        logits = np.tile(np.linspace(1, 0, VOCAB, dtype=np.float32), (len(step.rows), 1))
+        for values, i, row in zip(logits, step.rows, step.hidden[:, 0].astype(int), strict=True):
+            values[10 * row + 5] = 9
+            if row in self.nan_rows:
+                values[0] = np.nan
+            if i in masks:
+                values[~unpack_mask(masks[i], VOCAB)] = -np.inf
+        return logits
 
     def commit(self, row: int, token: int) -> None:
         self.committed.append((row, token))
@@ -126,9 +137,16 @@ def harness() -> Iterator[Harness]:
     running.close()
 
 
-def first(row: int, *, epoch: int = 1, masked: bool = False, sample: bool = True) -> RowPlan:
+def first(
+    row: int,
+    *,
+    epoch: int = 1,
+    masked: bool = False,
+    sample: bool = True,
+    params: SamplingParams = GREEDY,
+) -> RowPlan:
     """A row's first step: a prompt of two tokens."""
-    start = RowStart(2, b"", GREEDY, 0, [99])
+    start = RowStart(2, b"", params, 0, [99])
     return RowPlan(row, epoch, pack([1, 2]), pack([3, 4]), sample, masked, start)
 
 
@@ -232,6 +250,87 @@ def test_a_failed_forward_is_the_steps_error_and_the_worker_lives_on(harness: Ha
     assert [(r.epoch, r.token) for r in result.rows] == [(4, -1), (1, -1)]
     harness.runner.before_forward = lambda plan: None
     assert harness.step(2, first(0, epoch=5)).rows[0].token == 5
+
+
+def test_failed_logits_end_the_rows_that_sample_and_the_kv_stands(harness: Harness) -> None:
+    def fail(step: StepHidden) -> None:
+        raise MemoryError("no room")
+
+    harness.runner.before_logits = fail
+    harness.grammar.send(StepMasks(1, [], {2: "token 5 is not legal"}))
+    result = harness.step(1, first(0), first(1, sample=False), first(2, masked=True))
+    assert result.error is None
+    assert [r.error for r in result.rows] == [
+        "sampling failed: MemoryError: no room",
+        None,
+        "token 5 is not legal",
+    ]
+    harness.runner.before_logits = lambda step: None
+    assert harness.step(2, following(1)).rows[0].token == 15
+
+
+def test_the_model_gets_the_masks_but_of_rows_that_want_raw_logprobs(harness: Harness) -> None:
+    def logprobs(mode: LogprobsMode) -> SamplingParams:
+        return SamplingParams(temperature=0, logprobs=0, logprobs_mode=mode)
+
+    for row in range(3):
+        harness.fill(1, row, 50, 60)
+    harness.grammar.send(StepMasks(1, [0, 1, 2]))
+    result = harness.step(
+        1,
+        first(3),
+        first(0, masked=True),
+        first(1, masked=True, params=logprobs(LogprobsMode.RAW)),
+        first(2, masked=True, params=logprobs(LogprobsMode.PROCESSED)),
+    )
+    assert harness.runner.narrowed == [{1, 3}]
+    assert [r.token for r in result.rows] == [35, 50, 50, 50]
+    raw, processed = (result.rows[i].logprob for i in (2, 3))
+    assert raw is not None
+    assert processed is not None
+    assert raw.logprob < -8  # token 15 has a logit of 9, all others of at most 1
+    assert processed.logprob > -1
+
+
+class Clock:
+    """Stands in for the module `time`: `perf_counter` moves only when told."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def take(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class SlowInbox(MaskInbox):
+    """Every mask is there, after 4 seconds."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def wait(
+        self, step_id: int, rows: Set[int], timeout_s: float
+    ) -> tuple[frozenset[int], dict[int, str]]:
+        self._clock.take(4)
+        return frozenset(rows), {}
+
+
+def test_the_time_of_a_step_is_told_by_what_took_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(process, "time", clock)
+    runner = ScriptedRunner(
+        before_forward=lambda plan: clock.take(1), before_logits=lambda step: clock.take(2)
+    )
+    masks = MaskBuffer.create(tmp_path / "masks", ROWS, VOCAB)
+    worker = Worker(runner, VOCAB, masks, SlowInbox(clock))
+    result = worker.step(StepPlan(1, [first(0, masked=True)]))
+    assert (result.forward_seconds, result.mask_wait_seconds) == (3, 4)
+    assert result.sample_seconds == 0
 
 
 def test_a_malformed_message_is_skipped(harness: Harness) -> None:
