@@ -27,7 +27,8 @@ def apply_mask(logits: NDArray[np.float32], mask: NDArray[np.int32]) -> NDArray[
     legal when bit t % 32 of word t // 32 is set. A table of bytes is seven times faster than
     unpacking to booleans."""
     data = np.ascontiguousarray(mask, dtype="<i4").view(np.uint8)
-    masked: NDArray[np.float32] = logits + _PENALTIES.take(data, axis=0).ravel()[: len(logits)]
+    masked: NDArray[np.float32] = _PENALTIES.take(data, axis=0).ravel()[: len(logits)]
+    masked += logits
     return masked
 
 

@@ -9,8 +9,9 @@ on how often it was preempted, nor on how many other tokens were legal.
 To draw from a vocabulary without touching every token, the noise is built top down, in blocks of
 `BLOCK` tokens: the earliest of n unit exponentials is exponential with rate n and equally likely
 to be any of them, and the others, being memoryless, come a fresh unit exponential later. So the
-best noise of a block costs one hash, and a block is opened only if that could win. The variables
-are exactly independent and exponential all the same (Maddison et al., "A* Sampling", 2014).
+best noise of a block costs one hash, and a token is looked at only if it could win with that. The
+variables are exactly independent and exponential all the same (Maddison et al., "A* Sampling",
+2014).
 
 The hash is SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators",
 2014): the token is the index into the stream whose state is hashed from seed and position.
@@ -76,8 +77,9 @@ class NoiseField:
         arrival += np.where(tokens % BLOCK == first, 0.0, later)
         return -np.log(arrival)
 
-    def block_bounds(self, count: int) -> NDArray[np.float64]:
-        """Upper bounds [count] of the noise in blocks 0, 1, …: no token of block b, the ids from
-        b · `BLOCK` on, has more than entry b."""
+    def block_bests(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """For blocks 0, 1, …, where block b has the ids from b · `BLOCK` on: the token [count] that
+        has the most noise in it, and upper bounds [count] of that noise."""
         blocks = splitmix64(self._block_state, np.arange(count, dtype=np.uint64))
-        return _SLACK - np.log(_exponential(blocks) / BLOCK)
+        tokens = (blocks % np.uint64(BLOCK)).astype(np.int64) + np.arange(0, count * BLOCK, BLOCK)
+        return tokens, _SLACK - np.log(_exponential(blocks) / BLOCK)

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 _BLOCK = 64
 
 
-def block_peaks(values: NDArray[np.float32], block: int = _BLOCK) -> NDArray[np.float32]:
-    """The highest value of each run of `block` `values` [n]; the last run may be shorter."""
-    return np.maximum.reduceat(values, np.arange(0, len(values), block))
+def _block_peaks(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The highest value of each run of `_BLOCK` `values` [n]; the last run may be shorter."""
+    return np.maximum.reduceat(values, np.arange(0, len(values), _BLOCK))
 
 
 def rank(values: NDArray[np.float32], ids: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -31,7 +31,7 @@ def top_ids(values: NDArray[np.float32], count: int) -> NDArray[np.int64]:
     Ids whose value is -inf are never among them, so there may be fewer.
     """
     floor = np.float32(-np.inf)
-    peaks = block_peaks(values)
+    peaks = _block_peaks(values)
     if count <= len(peaks):  # that many values, each from another block, reach this floor
         floor = np.partition(peaks, len(peaks) - count)[len(peaks) - count]
     ids = np.flatnonzero(values >= floor if floor > -np.inf else values > -np.inf)

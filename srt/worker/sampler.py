@@ -27,10 +27,10 @@ from phloem.srt.messages import (
 from phloem.srt.worker.logprobs import token_logprob
 from phloem.srt.worker.masks import apply_mask
 from phloem.srt.worker.noise import BLOCK, NoiseField
-from phloem.srt.worker.ranking import block_peaks, rank, top_ids
+from phloem.srt.worker.ranking import rank, top_ids
 
 SLOT_BYTES = 4
-_LEAD = 12  # blocks of noise that are opened first
+_LOWEST = np.finfo(np.float32).min
 
 
 class RowError(Exception):
@@ -145,8 +145,11 @@ class SamplerRow:
     ) -> NDArray[np.float32]:
         """Bias, penalties, mask and ban, on a copy of `logits` [vocab]. If the mask leaves nothing
         but end tokens, it wins over `min_tokens`."""
-        values = logits.copy()
-        values[self._bias_ids] += self._bias
+        values = logits
+        if mask is None or len(self._bias_ids) or self._counts is not None:
+            values = logits.copy()
+        if len(self._bias_ids):
+            values[self._bias_ids] += self._bias
         if self._counts is not None:
             self._counts.penalise(values, self.params)
         if mask is not None:
@@ -220,7 +223,7 @@ def _draw(values: NDArray[np.float32], best: int, params: SamplingParams, noise:
     filtered = _filter(values, best, params)
     if filtered is None:
         return _race_all(values, best, params.temperature, noise)
-    return _race(values, filtered, best, params.temperature, noise)[0]
+    return _race(values, filtered, best, params.temperature, noise)
 
 
 def _filter(
@@ -249,7 +252,9 @@ def _nucleus(
     probabilities sum to at least `top_p`, always one token."""
     scale = np.float32(min(1.0 / params.temperature, 1e30))  # finite: 0 · scale must be 0
     if ids is None:
-        weights = np.exp((values - values[best]) * scale)
+        weights = values - values[best]
+        weights *= scale
+        np.exp(weights, out=weights)
         total = float(weights.sum(dtype=np.float64))
         # Tokens that weigh less than this sum to less than the 1 - top_p that are to be left out,
         # so all of them are: only the others need sorting.
@@ -270,28 +275,34 @@ def _race(
     best: int,
     temperature: float,
     noise: NoiseField,
-) -> tuple[int, float]:
-    """The winner among `ids` [n], ascending, and its score."""
+) -> int:
+    """The winner among `ids` [n], ascending."""
     scores = (values[ids].astype(np.float64) - float(values[best])) / temperature
     scores += noise.gumbel(ids)
-    winner = int(scores.argmax())
-    return int(ids[winner]), float(scores[winner])
+    return int(ids[scores.argmax()])
 
 
 def _race_all(values: NDArray[np.float32], best: int, temperature: float, noise: NoiseField) -> int:
-    """The winner among all tokens. A block's best value and best noise bound its scores, so only
-    blocks that may beat the winner of the most promising ones are opened."""
-    bounds = (block_peaks(values, BLOCK).astype(np.float64) - float(values[best])) / temperature
-    bounds += noise.block_bounds(len(bounds))
-    score = -np.inf
-    if len(bounds) > _LEAD:
-        lead = np.sort(np.argpartition(-bounds, _LEAD)[:_LEAD])
-        _, score = _race(values, _block_ids(lead, len(values)), best, temperature, noise)
-    blocks = np.flatnonzero(bounds >= score)
-    return _race(values, _block_ids(blocks, len(values)), best, temperature, noise)[0]
+    """The winner among all tokens.
 
-
-def _block_ids(blocks: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """The token ids below `size` in `blocks` [n], ascending."""
-    ids = (blocks[:, None] * BLOCK + np.arange(BLOCK)).ravel()
-    return ids[ids < size]
+    The token with the most noise of its block, one a block, has a score for certain. Only tokens
+    that would reach the highest of these with that noise of their block are scored: out of a
+    vocabulary of 49,152, some sixty.
+    """
+    size, peak = len(values), float(values[best])
+    tokens, bounds = noise.block_bests(-(-size // BLOCK))
+    tokens = tokens[tokens < size]  # the last block may be cut off before its own
+    scores = (values[tokens].astype(np.float64) - peak) / temperature + bounds[: len(tokens)]
+    # The value that a token of each block must have, less what rounding may come to.
+    floors = peak + temperature * (scores.max(initial=-np.inf) - 1e-9 - bounds)
+    floors -= 1e-6 * (np.abs(floors) + abs(peak))
+    floors = np.maximum(floors, _LOWEST).astype(np.float32)  # -inf never wins
+    able = np.empty(size, np.bool_)
+    whole = size // BLOCK * BLOCK
+    np.greater_equal(
+        values[:whole].reshape(-1, BLOCK),
+        floors[: whole // BLOCK, None],
+        out=able[:whole].reshape(-1, BLOCK),
+    )
+    np.greater_equal(values[whole:], floors[-1], out=able[whole:])
+    return _race(values, np.flatnonzero(able), best, temperature, noise)

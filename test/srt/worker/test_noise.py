@@ -72,8 +72,9 @@ def test_noise_of_a_token_is_its_own(seed: int, position: int, tokens: list[int]
 def test_a_bound_holds_for_its_block_and_is_reached(seed: int, position: int) -> None:
     field = NoiseField(seed, position)
     noise = field.gumbel(np.arange(20 * BLOCK)).reshape(20, BLOCK)
-    bounds = field.block_bounds(20)
+    tokens, bounds = field.block_bests(20)
     assert (noise.max(axis=1) <= bounds).all()
+    assert (noise.argmax(axis=1) == tokens - np.arange(20) * BLOCK).all()
     np.testing.assert_allclose(noise.max(axis=1), bounds, atol=1e-9)
 
 
