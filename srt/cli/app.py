@@ -17,6 +17,7 @@ from phloem.srt.cli.chat import chat
 from phloem.srt.cli.doctor import doctor
 from phloem.srt.cli.models import list_, pull, rm, show
 from phloem.srt.cli.outcome import CommandError, ExitCode
+from phloem.srt.cli.quantize import quantize
 from phloem.srt.cli.run import run
 from phloem.srt.cli.serve import serve
 from phloem.srt.cli.settings import Settings
@@ -41,6 +42,7 @@ def make_app() -> App:
         "list": list_,
         "show": show,
         "rm": rm,
+        "quantize": quantize,
         "bench": bench,
         "doctor": doctor,
     }
