@@ -14,6 +14,7 @@ from phloem.srt.config import ServeConfig
 from phloem.srt.grammar.options import GrammarOptions
 from phloem.srt.ipc import AsyncChannel
 from phloem.srt.messages import ToFrontend, ToScheduler
+from phloem.srt.models.options import ComputeOptions
 from phloem.srt.resolve import Resolved
 from phloem.srt.scheduler.options import SchedulerProcessOptions
 from phloem.srt.supervise import Generation
@@ -27,8 +28,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     context_length: int
     kv_slots: int
-    dtype: str
-    threads: int
+    compute: ComputeOptions
 
 
 class Backend:
@@ -75,8 +75,7 @@ def process_options(run_dir: str, config: ServeConfig, plan: Plan) -> dict[str, 
         "worker": WorkerProcessOptions(
             run_dir=run_dir,
             checkpoint=plan.checkpoint,
-            dtype=plan.dtype,
-            threads=plan.threads,
+            compute=plan.compute,
             max_rows=limits.max_running,
             context_length=plan.context_length,
             kv_slots=plan.kv_slots,
@@ -114,6 +113,12 @@ def make_plan(resolved: Resolved, checkpoint: Checkpoint, kv_tokens: int) -> Pla
         vocab_size=config.vocab_size,
         context_length=config.context_length if asked is None else asked,
         kv_slots=kv_tokens + 1,
-        dtype=resolved.dtype,
-        threads=resolved.threads,
+        compute=ComputeOptions(
+            backend=resolved.backend,
+            dtype=resolved.dtype,
+            kv_dtype=resolved.kv_dtype,
+            quantization=resolved.config.model.quantization,
+            isa=resolved.isa,
+            threads=resolved.threads,
+        ),
     )

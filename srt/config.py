@@ -21,8 +21,16 @@ class ModelOptions:
     """A catalogue name, a GGUF file, a checkpoint folder, or a Hugging Face repository."""
     served_model_name: str | None = None
     """Name in `/v1/models` and in the `model` field of requests; by default the model's name."""
+    backend: Literal["auto", "cpu", "torch"] = "auto"
+    """What computes: `cpu`, Phloem's own kernels on weights as quantised as the file has them, or
+    `torch`, torch operations on weights turned into floats. `auto` takes `cpu` where the kernels
+    were built, unless a `dtype` is asked for."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Compute type. `auto` takes bfloat16 where the CPU multiplies it natively, else float32."""
+    """Compute type of the torch backend. `auto` takes bfloat16 where the CPU multiplies it
+    natively, else float32."""
+    quantization: Literal["int8", "int4"] | None = None
+    """Quantise float weights when they are loaded, with the cpu backend: `int8` with one scale a
+    row, `int4` in groups of 32."""
     context_length: int | None = None
     """Tokens of prompt plus output; by default what the model was trained for."""
     chat_template: str | None = None
@@ -51,6 +59,9 @@ class CacheOptions:
 
     kv_tokens: int | None = None
     """KV slots; by default as many as a quarter of the free memory holds, at most 131,072."""
+    kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8"] = "auto"
+    """How keys and values are kept. `auto` takes float16 with the cpu backend and the compute type
+    with torch, which has no other."""
     eviction_policy: Literal["lru", "lfu", "fifo"] = "lru"
     """Which cached leaf goes first when slots are needed."""
     disable_radix_cache: bool = False

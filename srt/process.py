@@ -60,7 +60,7 @@ def _load(role: str) -> Callable[[bytes, dict[str, float]], None]:
                 msgspec.json.decode(data, type=SchedulerProcessOptions)
             )
         case "worker":
-            import phloem.srt.worker.runner
+            import phloem.srt.models.cpu_model
             from phloem.srt.worker.options import WorkerProcessOptions
             from phloem.srt.worker.process import main as worker_main
 

@@ -17,8 +17,10 @@ import psutil
 
 from phloem.srt.config import ServeConfig
 from phloem.srt.errors import InvalidRequest
+from phloem.srt.kernels.cpu.library import ISA_VARIABLE, KernelsUnavailable, runnable_isas
 
 Dtype = Literal["float32", "bfloat16"]
+KvDtype = Literal["float32", "float16", "bfloat16", "int8"]
 
 MAX_DEFAULT_KV_TOKENS = 131_072
 MIN_KV_TOKENS = 16
@@ -41,7 +43,8 @@ class Hardware:
     """The machine as this process may use it. Memory is in bytes; `flags` as in /proc/cpuinfo.
 
     `affinity` counts the logical CPUs the process may run on; `quota` is its control group's share
-    of CPU time in CPUs, None for no limit.
+    of CPU time in CPUs, None for no limit. `kernels` are the instruction sets that Phloem's CPU
+    kernels can use here, best first; none if they were not built.
     """
 
     cpu: str
@@ -51,6 +54,7 @@ class Hardware:
     quota: float | None
     memory_total: int
     memory_free: int
+    kernels: tuple[str, ...] = ()
 
     @property
     def isa(self) -> str:
@@ -75,7 +79,9 @@ class Resolved:
     config: ServeConfig
     hardware: Hardware
     threads: int
+    backend: Literal["cpu", "torch"]
     dtype: Dtype
+    kv_dtype: KvDtype
     isa: str
     reasons: dict[str, str]
 
@@ -86,14 +92,23 @@ def resolve(asked: ServeConfig, hardware: Hardware) -> Resolved:
     check_ranges(asked)
     reasons: dict[str, str] = {}
     threads, reasons["threads"] = _choose_threads(asked.worker.threads, hardware)
-    dtype, reasons["dtype"] = _choose_dtype(asked.model.dtype, hardware)
-    reasons["isa"] = f"the widest that {hardware.cpu} has"
+    backend, reasons["backend"] = _choose_backend(asked, hardware)
+    if backend == "cpu":
+        # Scales and sums are float32, whatever the weights are kept in.
+        dtype: Dtype = "float32"
+        isa, reasons["isa"] = _choose_isa(hardware)
+    else:
+        dtype, reasons["dtype"] = _choose_dtype(asked.model.dtype, hardware)
+        isa, reasons["isa"] = hardware.isa, f"the widest that {hardware.cpu} has"
+    kv_dtype, reasons["kv_dtype"] = _choose_kv_dtype(asked.cache.kv_cache_dtype, backend, dtype)
     return Resolved(
         config=asked,
         hardware=hardware,
         threads=threads,
+        backend=backend,
         dtype=dtype,
-        isa=hardware.isa,
+        kv_dtype=kv_dtype,
+        isa=isa,
         reasons=reasons,
     )
 
@@ -137,6 +152,73 @@ def _choose_threads(asked: int | None, hardware: Hardware) -> tuple[int, str]:
     if cores < hardware.logical_cpus:
         return cores, f"allowed on {cores} of {hardware.logical_cpus} CPUs"
     return cores, f"one for each of {cores} CPUs"
+
+
+def _choose_backend(asked: ServeConfig, hardware: Hardware) -> tuple[Literal["cpu", "torch"], str]:
+    """What computes and why. Raises `InvalidRequest` for options that exclude each other."""
+    model, built = asked.model, bool(hardware.kernels)
+    if model.backend == "cpu":
+        if not built:
+            raise InvalidRequest(
+                "the CPU kernels are not built: no C++17 compiler was there when phloem was "
+                "installed; use --backend torch",
+                param="model.backend",
+            )
+        if model.dtype != "auto":
+            raise InvalidRequest(
+                f"dtype {model.dtype} is for the torch backend; the cpu backend keeps weights as "
+                "the file has them, or as --quantization says",
+                param="model.dtype",
+            )
+        return "cpu", "asked for"
+    if model.quantization is not None and (model.backend == "torch" or not built):
+        raise InvalidRequest(
+            "quantization needs the cpu backend"
+            + ("" if built else ", whose kernels are not built here"),
+            param="model.quantization",
+        )
+    if model.backend == "torch":
+        return "torch", "asked for"
+    if model.dtype != "auto":
+        if model.quantization is not None:
+            raise InvalidRequest(
+                f"dtype {model.dtype} is for the torch backend, quantization for the cpu backend",
+                param="model.dtype",
+            )
+        return "torch", f"for the dtype asked for, {model.dtype}"
+    if not built:
+        return "torch", "the CPU kernels are not built: no C++17 compiler at installation"
+    return "cpu", "Phloem's own kernels are built"
+
+
+def _choose_isa(hardware: Hardware) -> tuple[str, str]:
+    """The kernels' instruction set and why. Raises `InvalidRequest` for one this CPU lacks."""
+    forced = os.environ.get(ISA_VARIABLE)
+    if not forced:
+        return hardware.kernels[0], f"the best that {hardware.cpu} runs"
+    if forced not in hardware.kernels:
+        raise InvalidRequest(
+            f"{ISA_VARIABLE} is {forced!r}; this CPU runs {', '.join(hardware.kernels)}",
+            param=ISA_VARIABLE,
+        )
+    return forced, f"{ISA_VARIABLE} says so"
+
+
+def _choose_kv_dtype(
+    asked: Literal["auto"] | KvDtype, backend: Literal["cpu", "torch"], dtype: Dtype
+) -> tuple[KvDtype, str]:
+    """How KV is kept and why. Raises `InvalidRequest` for what the backend does not have."""
+    if backend == "torch":
+        if asked not in ("auto", dtype):
+            raise InvalidRequest(
+                f"kv_cache_dtype {asked} needs the cpu backend; torch keeps KV in its compute "
+                f"type, {dtype}",
+                param="cache.kv_cache_dtype",
+            )
+        return dtype, "the compute type"
+    if asked == "auto":
+        return "float16", "half of float32's bytes, with three digits"
+    return asked, "asked for"
 
 
 def _choose_dtype(asked: Literal["auto"] | Dtype, hardware: Hardware) -> tuple[Dtype, str]:
@@ -193,7 +275,15 @@ def detect_hardware(root: Path = Path("/")) -> Hardware:
         quota=_cpu_quota(groups),
         memory_total=total,
         memory_free=free,
+        kernels=_kernels(),
     )
+
+
+def _kernels() -> tuple[str, ...]:
+    try:
+        return tuple(runnable_isas())
+    except KernelsUnavailable:
+        return ()
 
 
 def _read_cpuinfo(path: Path) -> tuple[str, frozenset[str]]:

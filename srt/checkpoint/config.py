@@ -87,9 +87,11 @@ class ModelConfig:
         """Rows of the key projection, and of the value projection."""
         return self.num_kv_heads * self.head_dim
 
-    def kv_slot_bytes(self, item_bytes: int) -> int:
-        """Bytes of one token's keys and values over all layers, in numbers of `item_bytes`."""
-        return 2 * self.num_layers * self.kv_size * item_bytes
+    def kv_slot_bytes(self, item_bytes: int, *, head_bytes: int = 0) -> int:
+        """Bytes of one token's keys and values over all layers, in numbers of `item_bytes`, with
+        `head_bytes` (scales) beside each head's."""
+        head = self.head_dim * item_bytes + head_bytes
+        return 2 * self.num_layers * self.num_kv_heads * head
 
 
 SUPPORTED_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")

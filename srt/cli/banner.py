@@ -8,6 +8,7 @@ from pathlib import PurePath
 
 from phloem.srt.cli.terminal import columns
 from phloem.srt.generation import ModelCard
+from phloem.srt.resolve import Resolved
 
 _SCHEMA = {
     "type": "object",
@@ -21,24 +22,26 @@ _MESSAGES = [{"role": "user", "content": "Where is the Eiffel Tower? Answer in J
 def render_banner(
     url: str,
     card: ModelCard,
-    threads: int,
-    dtype: str,
+    resolved: Resolved,
     startup: dict[str, float],
-    reasons: dict[str, str],
     *,
     needs_key: bool = False,
 ) -> str:
-    """The banner. `startup` is phase → seconds, with `total`; `reasons` are `Resolved.reasons`.
+    """The banner. `startup` is phase → seconds, with `total`.
 
     `needs_key`: the snippets take the API key from `PHLOEM_API_KEY`.
     """
-    base = f"{_reachable(url)}/v1"
+    base, reasons = f"{_reachable(url)}/v1", resolved.reasons
+    computes = f"cpu, {resolved.isa}" if resolved.backend == "cpu" else f"torch, {resolved.dtype}"
     rows = [
         ("model", f"{PurePath(card.path).name} ({card.architecture}, {card.format})"),
         ("context", f"{card.context_length:,} tokens"),
-        ("KV cache", f"{card.kv_slots:,} tokens{_because(reasons, 'kv_tokens')}"),
-        ("threads", f"{threads}{_because(reasons, 'threads')}"),
-        ("dtype", f"{dtype}{_because(reasons, 'dtype')}"),
+        (
+            "KV cache",
+            f"{card.kv_slots:,} tokens in {resolved.kv_dtype}{_because(reasons, 'kv_tokens')}",
+        ),
+        ("backend", f"{computes}{_because(reasons, 'backend')}"),
+        ("threads", f"{resolved.threads}{_because(reasons, 'threads')}"),
         ("start-up", _startup(startup)),
     ]
     return "\n".join(

@@ -37,10 +37,8 @@ def serve(
         text = render_banner(
             ready.url,
             ready.card,
-            ready.resolved.threads,
-            ready.resolved.dtype,
+            ready.resolved,
             ready.startup,
-            ready.resolved.reasons,
             needs_key=asked.server.api_key is not None,
         )
         print(text, flush=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from phloem.srt.models.options import ComputeOptions
+
 
 class WorkerProcessOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`run_dir` holds the sockets and will hold the mask buffer; `checkpoint` is a file or folder
@@ -13,8 +15,7 @@ class WorkerProcessOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     run_dir: str
     checkpoint: str
-    dtype: str
-    threads: int
+    compute: ComputeOptions
     max_rows: int
     context_length: int
     kv_slots: int

@@ -233,7 +233,10 @@ def main(options: WorkerProcessOptions, startup: dict[str, float]) -> None:
     config = checkpoint.config
     with _timed(startup, "load_model"):
         model = load(
-            checkpoint, dtype=options.dtype, kv_slots=options.kv_slots, threads=options.threads
+            checkpoint,
+            options.compute,
+            kv_slots=options.kv_slots,
+            context_length=options.context_length,
         )
     runner = ModelRunner(
         model,

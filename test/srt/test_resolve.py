@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -176,4 +177,49 @@ def test_this_machine_resolves() -> None:
     hardware = detect_hardware()
     resolved = resolve(ServeConfig(), hardware)
     assert 1 <= resolved.threads <= hardware.logical_cpus
-    assert set(resolved.reasons) == {"threads", "dtype", "isa"}
+    assert resolved.backend == ("cpu" if hardware.kernels else "torch")
+    assert {"threads", "backend", "isa", "kv_dtype"} <= resolved.reasons.keys()
+
+
+BUILT = replace(PLAIN, kernels=("avx2", "generic"))
+
+
+def test_kernels_compute_where_they_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PHLOEM_ISA", raising=False)
+    resolved = resolve(ServeConfig(), BUILT)
+    assert (resolved.backend, resolved.isa, resolved.kv_dtype) == ("cpu", "avx2", "float16")
+    resolved = resolve(ServeConfig(), PLAIN)
+    assert (resolved.backend, resolved.kv_dtype) == ("torch", "float32")
+    assert "no C++17 compiler" in resolved.reasons["backend"]
+    asked = ServeConfig(model=ModelOptions(dtype="float32"))
+    assert resolve(asked, BUILT).backend == "torch"
+    asked = ServeConfig(cache=CacheOptions(kv_cache_dtype="int8"))
+    assert resolve(asked, BUILT).kv_dtype == "int8"
+
+
+def test_the_environment_may_force_an_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PHLOEM_ISA", "generic")
+    assert resolve(ServeConfig(), BUILT).isa == "generic"
+    monkeypatch.setenv("PHLOEM_ISA", "avx512")
+    with pytest.raises(InvalidRequest, match="this CPU runs avx2, generic"):
+        resolve(ServeConfig(), BUILT)
+
+
+@pytest.mark.parametrize(
+    ("model", "kv", "hardware", "param"),
+    [
+        (ModelOptions(backend="cpu"), "auto", PLAIN, "model.backend"),
+        (ModelOptions(backend="cpu", dtype="float32"), "auto", BUILT, "model.dtype"),
+        (ModelOptions(quantization="int8"), "auto", PLAIN, "model.quantization"),
+        (ModelOptions(backend="torch", quantization="int4"), "auto", BUILT, "model.quantization"),
+        (ModelOptions(dtype="float32", quantization="int4"), "auto", BUILT, "model.dtype"),
+        (ModelOptions(backend="torch"), "int8", BUILT, "cache.kv_cache_dtype"),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(
+    model: ModelOptions, kv: Literal["auto", "int8"], hardware: Hardware, param: str
+) -> None:
+    asked = ServeConfig(model=model, cache=CacheOptions(kv_cache_dtype=kv))
+    with pytest.raises(InvalidRequest) as refused:
+        resolve(asked, hardware)
+    assert refused.value.param == param

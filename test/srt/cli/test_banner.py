@@ -10,7 +10,9 @@ import shlex
 import pytest
 
 from phloem.srt.cli.banner import render_banner
+from phloem.srt.config import ServeConfig
 from phloem.srt.generation import ModelCard
+from phloem.srt.resolve import Hardware, Resolved
 
 CARD = ModelCard(
     name="tiny",
@@ -25,9 +27,29 @@ CARD = ModelCard(
 STARTUP = {"import": 1.04, "weights": 0.86, "tokenizer": 0.001, "total": 2.31}
 
 
+HARDWARE = Hardware(
+    cpu="A CPU",
+    flags=frozenset(),
+    logical_cpus=2,
+    affinity=2,
+    quota=None,
+    memory_total=0,
+    memory_free=0,
+)
+RESOLVED = Resolved(
+    config=ServeConfig(),
+    hardware=HARDWARE,
+    threads=2,
+    backend="cpu",
+    dtype="float32",
+    kv_dtype="float16",
+    isa="avx2",
+    reasons={"kv_tokens": "a quarter", "threads": "two CPUs", "backend": "kernels are built"},
+)
+
+
 def banner(url: str = "http://127.0.0.1:30000", *, needs_key: bool = False) -> str:
-    reasons = {"kv_tokens": "a quarter", "threads": "two CPUs", "dtype": "no bfloat16"}
-    return render_banner(url, CARD, 2, "float32", STARTUP, reasons, needs_key=needs_key)
+    return render_banner(url, CARD, RESOLVED, STARTUP, needs_key=needs_key)
 
 
 def curl_words(text: str) -> list[str]:
@@ -47,9 +69,9 @@ def test_it_says_where_what_and_why() -> None:
     for said in (
         "tiny.Q4_1.gguf (llama, gguf Q4_1)",
         "8,192 tokens",
-        "120,261 tokens (a quarter)",
+        "120,261 tokens in float16 (a quarter)",
         "2 (two CPUs)",
-        "float32 (no bfloat16)",
+        "cpu, avx2 (kernels are built)",
         "2.3 s (import 1.0, weights 0.9)",
     ):
         assert said in text

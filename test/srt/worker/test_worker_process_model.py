@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -27,6 +28,7 @@ from phloem.srt.messages import (
     WorkerReady,
     pack,
 )
+from phloem.srt.models.options import ComputeOptions
 from phloem.srt.worker.options import WorkerProcessOptions
 
 pytestmark = [pytest.mark.model, pytest.mark.e2e]
@@ -38,7 +40,7 @@ MAX_ROWS = 4
 class WorkerChild:
     """A running worker process, with the test as its scheduler and its grammar process."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, backend: Literal["cpu", "torch"]) -> None:
         self.run_dir = make_run_dir()
         vocab_size = open_checkpoint(model).config.vocab_size
         MaskBuffer.create(self.run_dir / "masks", MAX_ROWS, vocab_size)
@@ -52,8 +54,14 @@ class WorkerChild:
         options = WorkerProcessOptions(
             run_dir=str(self.run_dir),
             checkpoint=str(model),
-            dtype="float32",
-            threads=2,
+            compute=ComputeOptions(
+                backend=backend,
+                dtype="float32",
+                kv_dtype="float32",
+                quantization=None,
+                isa="generic",
+                threads=2,
+            ),
             max_rows=MAX_ROWS,
             context_length=256,
             kv_slots=257,
@@ -110,9 +118,9 @@ class WorkerChild:
         shutil.rmtree(self.run_dir)
 
 
-@pytest.fixture(scope="module")
-def child(default_model: Path) -> Iterator[WorkerChild]:
-    running = WorkerChild(default_model)
+@pytest.fixture(scope="module", params=["cpu", "torch"])
+def child(request: pytest.FixtureRequest, default_model: Path) -> Iterator[WorkerChild]:
+    running = WorkerChild(default_model, request.param)
     yield running
     running.close()
 

@@ -1,0 +1,1 @@
+"""Compute kernels of our own, one package a kind of device."""

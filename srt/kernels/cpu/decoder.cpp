@@ -1,0 +1,231 @@
+#include "decoder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace phloem {
+namespace {
+
+constexpr int FEW = 4;         // rows up to which every member prepares all of them for itself
+constexpr int ROWS = 32;       // rows that pass through a task together
+constexpr int WIDE = 4;        // blocks of a task
+constexpr int HEAD_WIDE = 16;  // blocks of a task of the head
+
+AttentionShape shape_of(const DecoderSpec& spec) {
+  return {spec.heads, spec.kv_heads, spec.head_dim, spec.window, spec.soft_cap};
+}
+
+bool integer(std::initializer_list<const Matrix*> matrices) {
+  return std::any_of(matrices.begin(), matrices.end(),
+                     [](const Matrix* m) { return m->integer(); });
+}
+
+}  // namespace
+
+Decoder::Decoder(const DecoderSpec& spec, const Kernels& kernels, Team& team)
+    : spec_(spec),
+      layers_(spec.layer, spec.layer + spec.layers),
+      shape_(shape_of(spec)),
+      kernels_(kernels),
+      team_(team),
+      attention_(shape_, kernels, team.size()),
+      x_(spec.hidden, 0),
+      normed_(spec.hidden, 0),
+      attended_(spec.heads * spec.head_dim, 0),
+      gated_(spec.intermediate, 0),
+      head_input_(spec.hidden, 0),
+      temporary_stride_(static_cast<size_t>(ROWS) *
+                        std::max(2 * WIDE * LANES, std::max(shape_.padded_dim(), HEAD_WIDE * LANES))),
+      temporary_(temporary_stride_ * static_cast<size_t>(team.size())) {
+  for (int i = 0; i < spec.layers; i++)
+    kv_.push_back(std::make_unique<KvLayer>(shape_, static_cast<KvType>(spec.kv_type), spec.slots));
+}
+
+void Decoder::reserve(int count) {
+  if (count <= capacity_) return;
+  capacity_ = std::max(count, 2 * capacity_);
+  x_.reserve(capacity_);
+  normed_.reserve(capacity_);
+  attended_.reserve(capacity_);
+  gated_.reserve(capacity_);
+  q_.resize(static_cast<size_t>(capacity_) * spec_.heads * shape_.padded_dim());
+  slot_.resize(static_cast<size_t>(capacity_));
+  identity_.resize(static_cast<size_t>(capacity_));
+  for (int i = 0; i < capacity_; i++) identity_[static_cast<size_t>(i)] = i;
+}
+
+void Decoder::step(int count, const int32_t* tokens, const int32_t* positions,
+                   const std::vector<SequenceRow>& rows, float* hidden) {
+  reserve(count);
+  count_ = count;
+  tokens_ = tokens;
+  positions_ = positions;
+  for (const SequenceRow& row : rows)
+    std::copy(row.slots + row.length - row.count, row.slots + row.length,
+              slot_.begin() + row.query);
+  attention_.plan(rows);
+  team_.run([&](Member& me) {
+    embed(me);
+    for (size_t i = 0; i < layers_.size(); i++) {
+      const LayerSpec& layer = layers_[i];
+      normalise(me, layer.attention_norm, integer({layer.q, layer.k, layer.v}), normed_);
+      project_heads(me, layer, *kv_[i]);
+      attention_.run(me, *kv_[i], q_.data(), attended_);
+      quantise(me, attended_, layer.o->integer());
+      add_product(me, *layer.o, attended_, layer.o_bias);
+      normalise(me, layer.mlp_norm, integer({layer.gate, layer.up}), normed_);
+      gate_and_up(me, layer);
+      quantise(me, gated_, layer.down->integer());
+      add_product(me, *layer.down, gated_, nullptr);
+    }
+    me.each(count_, [&](int i) {
+      kernels_.rms_norm(x_.row(i), spec_.norm, spec_.hidden, spec_.eps,
+                        hidden + static_cast<size_t>(i) * spec_.hidden);
+    });
+  });
+}
+
+void Decoder::embed(Member& me) {
+  me.each(count_, [&](int i) { read_row(*spec_.embedding, tokens_[i], x_.row(i)); });
+}
+
+// Runs task(i) for every row. Few rows are cheaper done by everybody than waited for.
+template <class Task>
+void Decoder::each_row(Member& me, Task&& task) {
+  me.each(count_, task);
+}
+
+void Decoder::normalise(Member& me, const float* weight, bool integer, Activations& out) {
+  each_row(me, [&](int i) {
+    kernels_.rms_norm(x_.row(i), weight, spec_.hidden, spec_.eps, out.row(i));
+    if (integer) kernels_.quantize(out.row(i), spec_.hidden, out.quantized(i));
+  });
+}
+
+void Decoder::quantise(Member& me, Activations& x, bool integer) {
+  if (!integer) return;
+  each_row(me, [&](int i) { kernels_.quantize(x.row(i), x.columns(), x.quantized(i)); });
+}
+
+void Decoder::project_heads(Member& me, const LayerSpec& layer, const KvLayer& kv) {
+  me.each(spec_.heads + 2 * spec_.kv_heads, [&](int index) { head(me, layer, kv, index); });
+}
+
+// One head of q, k or v for all rows: product, bias, norm, rotation; then into its place.
+void Decoder::head(Member& me, const LayerSpec& layer, const KvLayer& kv, int index) {
+  const int dim = shape_.padded_dim(), half = spec_.head_dim / 2;
+  const bool is_q = index < spec_.heads, is_v = index >= spec_.heads + spec_.kv_heads;
+  const int own = is_q ? index : (index - spec_.heads) % spec_.kv_heads;
+  const Matrix& w = is_q ? *layer.q : is_v ? *layer.v : *layer.k;
+  const float* bias = is_q ? layer.q_bias : is_v ? layer.v_bias : layer.k_bias;
+  const float* norm = is_q ? layer.q_norm : is_v ? nullptr : layer.k_norm;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(spec_.head_dim));
+  const int blocks = dim / LANES;
+  float* product = temporary(me);
+  for (int from = 0; from < count_; from += ROWS) {
+    const int rows = std::min(ROWS, count_ - from);
+    kernels_.gemm(w, own * blocks, (own + 1) * blocks, normed_, identity_.data() + from, rows,
+                  product, dim);
+    for (int i = 0; i < rows; i++) {
+      float* x = product + i * dim;
+      const int token = from + i;
+      if (bias) kernels_.accumulate(x, bias + own * dim, dim);
+      if (norm) kernels_.rms_norm(x, norm, spec_.head_dim, spec_.eps, x);
+      if (!is_v) {
+        const size_t at = static_cast<size_t>(positions_[token]) * half;
+        kernels_.rotate(x, spec_.cos + at, spec_.sin + at, half);
+      }
+      if (is_q) {
+        float* q = q_.data() + (static_cast<size_t>(token) * spec_.heads + own) * dim;
+        for (int d = 0; d < dim; d++) q[d] = x[d] * scale;
+      } else {
+        kernels_.store_kv(is_v ? kv.values : kv.keys, slot_[static_cast<size_t>(token)], own, x);
+      }
+    }
+  }
+}
+
+// x += w · input + bias
+void Decoder::add_product(Member& me, const Matrix& w, const Activations& input,
+                          const float* bias) {
+  const int blocks = w.blocks(), tasks = (blocks + WIDE - 1) / WIDE;
+  me.each(tasks, [&](int task) {
+    const int begin = task * WIDE, end = std::min(blocks, begin + WIDE);
+    const int width = (end - begin) * LANES;
+    float* product = temporary(me);
+    for (int from = 0; from < count_; from += ROWS) {
+      const int rows = std::min(ROWS, count_ - from);
+      kernels_.gemm(w, begin, end, input, identity_.data() + from, rows, product, width);
+      for (int i = 0; i < rows; i++) {
+        float* y = product + i * width;
+        if (bias)
+          for (int j = 0; j < width && begin * LANES + j < w.rows; j++)
+            y[j] += bias[begin * LANES + j];
+        kernels_.accumulate(x_.row(from + i) + begin * LANES, y, width);
+      }
+    }
+  });
+}
+
+void Decoder::gate_and_up(Member& me, const LayerSpec& layer) {
+  const int blocks = layer.gate->blocks(), tasks = (blocks + WIDE - 1) / WIDE;
+  me.each(tasks, [&](int task) {
+    const int begin = task * WIDE, end = std::min(blocks, begin + WIDE);
+    const int width = (end - begin) * LANES;
+    float* gate = temporary(me);
+    float* up = gate + ROWS * width;
+    for (int from = 0; from < count_; from += ROWS) {
+      const int rows = std::min(ROWS, count_ - from);
+      const int* index = identity_.data() + from;
+      kernels_.gemm(*layer.gate, begin, end, normed_, index, rows, gate, width);
+      kernels_.gemm(*layer.up, begin, end, normed_, index, rows, up, width);
+      for (int i = 0; i < rows; i++)
+        kernels_.silu_and_mul(gate + i * width, up + i * width, width,
+                              gated_.row(from + i) + begin * LANES);
+    }
+  });
+}
+
+void Decoder::logits(int count, const float* hidden, const int32_t* const* masks, float* out) {
+  const Matrix& w = *spec_.head;
+  head_input_.reserve(count);
+  const int blocks = w.blocks(), tasks = (blocks + HEAD_WIDE - 1) / HEAD_WIDE;
+  team_.run([&](Member& me) {
+    me.each(count, [&](int i) {
+      std::memcpy(head_input_.row(i), hidden + static_cast<size_t>(i) * spec_.hidden,
+                  static_cast<size_t>(spec_.hidden) * sizeof(float));
+      if (w.integer())
+        kernels_.quantize(head_input_.row(i), spec_.hidden, head_input_.quantized(i));
+    });
+    me.each(tasks, [&](int task) {
+      const int begin = task * HEAD_WIDE, end = std::min(blocks, begin + HEAD_WIDE);
+      const int width = (end - begin) * LANES;
+      const int tokens = std::min(width, spec_.vocab - begin * LANES);
+      float* product = temporary(me);
+      int rows[ROWS];
+      // A row takes part where its mask has a token among these; the others stay forbidden.
+      for (int i = 0; i < count;) {
+        int wanted = 0;
+        for (; i < count && wanted < ROWS; i++) {
+          const int32_t* mask = masks ? masks[i] : nullptr;
+          int32_t any = mask == nullptr;
+          for (int word = begin / 2; mask && word * 32 < begin * LANES + tokens; word++)
+            any |= mask[word];
+          if (any)
+            rows[wanted++] = i;
+          else
+            std::fill_n(out + static_cast<size_t>(i) * spec_.vocab + begin * LANES, tokens,
+                        -INFINITY);
+        }
+        if (!wanted) continue;
+        kernels_.gemm(w, begin, end, head_input_, rows, wanted, product, width);
+        for (int j = 0; j < wanted; j++)
+          std::memcpy(out + static_cast<size_t>(rows[j]) * spec_.vocab + begin * LANES,
+                      product + j * width, static_cast<size_t>(tokens) * sizeof(float));
+      }
+    });
+  });
+}
+
+}  // namespace phloem

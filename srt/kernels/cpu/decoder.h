@@ -1,0 +1,91 @@
+// A decoder of the Llama family: one call computes a step of any mixture of rows.
+//
+//   x = embed(token)
+//   each layer:  x += o(attend(rope(qkv(norm(x)))))          Qwen3: norm q and k before rope
+//                x += down(silu(gate(norm(x))) · up(norm(x)))
+//   hidden = norm(x)
+//
+// The structs are laid out as the Python side fills them in.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "activations.h"
+#include "attention.h"
+#include "kernels.h"
+#include "matrix.h"
+#include "team.h"
+
+namespace phloem {
+
+extern "C" {
+
+struct LayerSpec {
+  const Matrix *q, *k, *v, *o, *gate, *up, *down;  // rows of q, k, v: heads · padded_dim
+  const float *attention_norm, *mlp_norm;          // [hidden]
+  const float *q_norm, *k_norm;                    // [head_dim] or null
+  const float *q_bias, *k_bias, *v_bias;           // [heads · padded_dim] or null
+  const float* o_bias;                             // [hidden] or null
+};
+
+struct DecoderSpec {
+  int32_t hidden, intermediate, layers, heads, kv_heads, head_dim, vocab, context;
+  int32_t slots, kv_type, window;
+  float eps, soft_cap;
+  const float *cos, *sin;  // [context][head_dim / 2]
+  const Matrix *embedding, *head;
+  const float* norm;
+  const LayerSpec* layer;
+};
+
+}  // extern "C"
+
+class Decoder {
+ public:
+  Decoder(const DecoderSpec& spec, const Kernels& kernels, Team& team);
+
+  // Computes `count` tokens at `positions`, of all rows one after another; writes their KV, and
+  // their hidden states after the last norm to hidden [count][hidden].
+  void step(int count, const int32_t* tokens, const int32_t* positions,
+            const std::vector<SequenceRow>& rows, float* hidden);
+
+  // hidden [count][hidden] → out [count][vocab]. Where masks[i] is not null, tokens without a bit
+  // in it may be left at -infinity.
+  void logits(int count, const float* hidden, const int32_t* const* masks, float* out);
+
+  const DecoderSpec& spec() const { return spec_; }
+
+ private:
+  void reserve(int count);
+  void embed(Member& me);
+  void normalise(Member& me, const float* weight, bool integer, Activations& out);
+  void project_heads(Member& me, const LayerSpec& layer, const KvLayer& kv);
+  void head(Member& me, const LayerSpec& layer, const KvLayer& kv, int index);
+  void add_product(Member& me, const Matrix& w, const Activations& x, const float* bias);
+  void gate_and_up(Member& me, const LayerSpec& layer);
+  void quantise(Member& me, Activations& x, bool integer);
+  template <class Task>
+  void each_row(Member& me, Task&& task);
+  float* temporary(const Member& me) { return temporary_.data() + me.id() * temporary_stride_; }
+
+  const DecoderSpec spec_;
+  const std::vector<LayerSpec> layers_;
+  const AttentionShape shape_;
+  const Kernels& kernels_;
+  Team& team_;
+  std::vector<std::unique_ptr<KvLayer>> kv_;
+  Attention attention_;
+
+  int count_ = 0;  // of the step
+  const int32_t *tokens_ = nullptr, *positions_ = nullptr;
+  std::vector<int> slot_;  // of each token
+  int capacity_ = 0;
+  Activations x_, normed_, attended_, gated_, head_input_;
+  std::vector<float> q_;
+  size_t temporary_stride_;
+  std::vector<float> temporary_;
+  std::vector<int> identity_;
+};
+
+}  // namespace phloem

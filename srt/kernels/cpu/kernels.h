@@ -1,0 +1,80 @@
+// The table of kernels, one for each instruction set that was compiled.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "activations.h"
+#include "matrix.h"
+
+namespace phloem {
+
+constexpr int CHUNK = 256;       // keys whose softmax is taken together, counted from position 0
+constexpr int MAX_QUERIES = 32;  // query vectors of one call of `attend`
+
+enum class KvType : int { F32 = 0, F16 = 1, BF16 = 2, S8 = 3 };
+
+// One layer's keys or values: [slots][heads][dim]; S8 with one scale a slot and head.
+struct KvArray {
+  KvType type;
+  uint8_t* data;
+  float* scales;
+  int heads, dim;  // dim is padded to a multiple of 16
+};
+
+// Softmax over keys seen so far: peak score, Σ exp(score - peak), and the same sum over values.
+struct Softmax {
+  float peak, total;
+  float* sums;  // [dim]
+};
+
+// Queries of one KV head against one chunk of keys.
+struct AttendJob {
+  KvArray keys, values;
+  int head;
+  const int32_t* slots;  // of the chunk
+  int count;             // keys in the chunk, 1..CHUNK
+  float soft_cap;        // 0: none
+  int queries;           // 1..MAX_QUERIES
+  const float* query[MAX_QUERIES];  // [dim], scaled
+  int first[MAX_QUERIES], end[MAX_QUERIES];  // keys of the chunk that a query sees
+  Softmax* state[MAX_QUERIES];               // what the chunk is merged into
+  float* scratch;                            // attend_scratch(dim) floats, 64-byte aligned
+};
+
+constexpr size_t attend_scratch(int dim) {
+  return static_cast<size_t>(LANES) * dim + static_cast<size_t>(MAX_QUERIES) * (CHUNK + dim) + 256;
+}
+
+struct Kernels {
+  const char* name;
+  // Quantises x [columns] into `out`.
+  void (*quantize)(const float* x, int columns, const QuantizedRow& out);
+  // x / √(mean(x²) + ε) · w.
+  void (*rms_norm)(const float* x, const float* w, int n, float eps, float* out);
+  // out[i · stride + 16 · (b - begin) + lane] = row rows[i] of x (row i if rows is null) times
+  // row 16·b + lane of w, for blocks [begin, end) and i in [0, count).
+  void (*gemm)(const Matrix& w, int begin, int end, const Activations& x, const int* rows,
+               int count, float* out, ptrdiff_t stride);
+  // out = silu(gate) · up, n a multiple of 16.
+  void (*silu_and_mul)(const float* gate, const float* up, int n, float* out);
+  // x[i] += y[i], n a multiple of 16.
+  void (*accumulate)(float* x, const float* y, int n);
+  // Rotates the pairs (i, i + half) of x.
+  void (*rotate)(float* x, const float* cos, const float* sin, int half);
+  // Writes x [dim] to (slot, head).
+  void (*store_kv)(const KvArray& kv, int slot, int head, const float* x);
+  void (*attend)(AttendJob& job);
+  // Merges the softmax over later keys into the one over earlier keys.
+  void (*merge)(Softmax& into, const Softmax& later, int dim);
+};
+
+extern const Kernels generic_kernels, avx2_kernels, avxvnni_kernels, avx512_kernels,
+    avx512vnni_kernels;
+
+// The kernels called `name`; the best that this CPU has if it is null or empty. Null if there are
+// none of that name or this CPU cannot run them.
+const Kernels* find_kernels(const char* name);
+// Names of all that this CPU can run, best first, separated by spaces.
+const char* runnable_kernels();
+
+}  // namespace phloem

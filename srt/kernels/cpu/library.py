@@ -1,0 +1,223 @@
+"""Binding of the C++ library. Arrays are numpy's, C-contiguous; the callers see to their shapes."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+MODULE = "phloem.srt.kernels.cpu._native"
+ISA_VARIABLE = "PHLOEM_ISA"
+KV_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "int8": 3}
+
+
+class KernelsUnavailable(Exception):
+    """The kernels were not built, or this CPU cannot run those that were asked for."""
+
+
+class KernelError(Exception):
+    """The library refused or failed; the message is its own."""
+
+
+class LayerSpec(ctypes.Structure):
+    """`LayerSpec` of decoder.h."""
+
+    _fields_: ClassVar[Any] = [
+        (name, c_void_p)
+        for name in (
+            *("q", "k", "v", "o", "gate", "up", "down"),
+            *("attention_norm", "mlp_norm", "q_norm", "k_norm"),
+            *("q_bias", "k_bias", "v_bias", "o_bias"),
+        )
+    ]
+
+
+class DecoderSpec(ctypes.Structure):
+    """`DecoderSpec` of decoder.h."""
+
+    _fields_: ClassVar[Any] = [
+        *(
+            (name, c_int32)
+            for name in (
+                *("hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim"),
+                *("vocab", "context", "slots", "kv_type", "window"),
+            )
+        ),
+        ("eps", c_float),
+        ("soft_cap", c_float),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("embedding", c_void_p),
+        ("head", c_void_p),
+        ("norm", c_void_p),
+        ("layer", POINTER(LayerSpec)),
+    ]
+
+
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "phloem_error": (c_char_p, []),
+    "phloem_isas": (c_char_p, []),
+    "phloem_kernels": (c_void_p, [c_char_p]),
+    "phloem_kernels_name": (c_char_p, [c_void_p]),
+    "phloem_team_new": (c_void_p, [c_int]),
+    "phloem_team_delete": (None, [c_void_p]),
+    "phloem_row_bytes": (c_int64, [c_char_p, c_int]),
+    "phloem_matrix_new": (c_void_p, [c_char_p, c_int, c_int]),
+    "phloem_matrix_pack": (None, [c_void_p, c_char_p, c_void_p, c_int64, c_void_p, c_void_p]),
+    "phloem_matrix_delete": (None, [c_void_p]),
+    "phloem_matrix_bytes": (c_int64, [c_void_p]),
+    "phloem_matrix_row": (None, [c_void_p, c_int, c_void_p]),
+    "phloem_multiply": (c_int, [c_void_p, c_void_p, c_void_p, c_int, c_void_p]),
+    "phloem_attention_new": (
+        c_void_p,
+        [c_void_p, c_void_p, c_int, c_int, c_int, c_int, c_float, c_int, c_int],
+    ),
+    "phloem_attention_delete": (None, [c_void_p]),
+    "phloem_attention_write": (c_int, [c_void_p, c_int, c_void_p, c_void_p, c_void_p]),
+    "phloem_attention_run": (
+        c_int,
+        [c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p],
+    ),
+    "phloem_decoder_new": (c_void_p, [POINTER(DecoderSpec), c_void_p, c_void_p]),
+    "phloem_decoder_delete": (None, [c_void_p]),
+    "phloem_decoder_step": (
+        c_int,
+        [c_void_p, c_int, c_void_p, c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_void_p],
+    ),
+    "phloem_decoder_logits": (c_int, [c_void_p, c_int, c_void_p, c_void_p, c_void_p]),
+}
+
+
+@cache
+def library() -> Any:
+    """The loaded library. Raises `KernelsUnavailable` where it was not built."""
+    spec = importlib.util.find_spec(MODULE)
+    if spec is None or spec.origin is None:
+        raise KernelsUnavailable(
+            "the CPU kernels are not built: no C++17 compiler was there when phloem was installed"
+        )
+    loaded = ctypes.CDLL(spec.origin)
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
+    return loaded
+
+
+def last_error() -> str:
+    """Why the library's last call on this thread failed."""
+    text: bytes = library().phloem_error()
+    return text.decode()
+
+
+def runnable_isas() -> list[str]:
+    """Names of the kernels that this CPU can run, best first."""
+    names: bytes = library().phloem_isas()
+    return names.decode().split()
+
+
+def address(array: NDArray[Any]) -> int:
+    """Where `array`'s first element is: what a pointer argument takes."""
+    if not array.flags.c_contiguous:
+        raise ValueError(f"an array of shape {array.shape} is not contiguous")
+    pointer: int = array.__array_interface__["data"][0]
+    return pointer
+
+
+class Kernels:
+    """The kernels called `isa`; by default what `PHLOEM_ISA` names, else the best there are.
+
+    Raises `KernelsUnavailable`.
+    """
+
+    def __init__(self, isa: str | None = None) -> None:
+        wanted = isa if isa is not None else os.environ.get(ISA_VARIABLE, "")
+        self.handle: int | None = library().phloem_kernels(wanted.encode())
+        if self.handle is None:
+            raise KernelsUnavailable(f"{last_error()}; there are: {', '.join(runnable_isas())}")
+        self.isa: str = library().phloem_kernels_name(self.handle).decode()
+
+
+class Team:
+    """`size` threads, the calling one included. They sleep between calls."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.handle: int | None = library().phloem_team_new(size)
+        if self.handle is None:
+            raise KernelError(f"{size} threads: {last_error()}")
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None) is not None:
+            library().phloem_team_delete(self.handle)
+            self.handle = None
+
+
+class Matrix:
+    """A weight matrix [rows, columns] in the library's layout.
+
+    `data` holds stored rows of `format` (a GGUF type's name; "int8" or "int4" quantises float32
+    rows); row i of the matrix is stored row `order[i]`, or zero where that is -1. Raises
+    `KernelError` for a format that the library does not have.
+    """
+
+    def __init__(
+        self,
+        format: str,
+        data: NDArray[np.uint8],
+        columns: int,
+        order: NDArray[np.int32],
+        team: Team,
+    ) -> None:
+        self.format = format
+        self.shape = (len(order), columns)
+        row_bytes: int = library().phloem_row_bytes(format.encode(), columns)
+        if row_bytes < 0:
+            raise KernelError(f"no kernel for rows of {columns} in {format}")
+        if data.ndim != 2 or data.shape[1] != row_bytes:
+            raise ValueError(f"rows of {data.shape} bytes, {format} has {row_bytes}")
+        if len(order) and not -1 <= order.min() <= order.max() < len(data):
+            raise ValueError(f"order names rows outside the {len(data)} there are")
+        self.handle: int | None = library().phloem_matrix_new(format.encode(), *self.shape)
+        if self.handle is None:
+            raise KernelError(f"a matrix of {self.shape}: {last_error()}")
+        library().phloem_matrix_pack(
+            self.handle,
+            format.encode(),
+            address(data),
+            row_bytes,
+            address(np.ascontiguousarray(order, np.int32)),
+            team.handle,
+        )
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None) is not None:
+            library().phloem_matrix_delete(self.handle)
+            self.handle = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it takes."""
+        count: int = library().phloem_matrix_bytes(self.handle)
+        return count
+
+    def row(self, index: int) -> NDArray[np.float32]:
+        """Values of one row, [columns]."""
+        out = np.empty(self.shape[1], np.float32)
+        library().phloem_matrix_row(self.handle, index, address(out))
+        return out
+
+    def multiply(self, kernels: Kernels, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """x [n, columns] times the transpose → [n, rows]."""
+        rows, columns = self.shape
+        if x.ndim != 2 or x.shape[1] != columns:
+            raise ValueError(f"x has shape {x.shape}, the matrix {self.shape}")
+        out = np.empty((len(x), -(-rows // 16) * 16), np.float32)
+        if library().phloem_multiply(kernels.handle, self.handle, address(x), len(x), address(out)):
+            raise KernelError(last_error())
+        return out[:, :rows]

@@ -1,0 +1,263 @@
+"""A model computed by the CPU kernels: weights stay as quantised as the checkpoint has them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phloem.srt.attention.batch import AttentionBatch
+from phloem.srt.checkpoint.config import ModelConfig
+from phloem.srt.checkpoint.rope import rope_frequencies
+from phloem.srt.checkpoint.shapes import expected_tensors
+from phloem.srt.checkpoint.tensors import Tensor
+from phloem.srt.kernels.cpu.library import (
+    KV_TYPES,
+    DecoderSpec,
+    KernelError,
+    Kernels,
+    LayerSpec,
+    Matrix,
+    Team,
+    address,
+    last_error,
+    library,
+)
+
+LANES = 16
+FLOAT_FORMATS = frozenset({"F32", "F16", "BF16"})
+_KERNEL_FORMATS = FLOAT_FORMATS | {
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")
+}
+
+Quantization = Literal["int8", "int4"]
+
+
+class Source(Protocol):
+    """A checkpoint, as far as loading needs it."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    def tensors(self) -> Iterable[Tensor]: ...
+
+
+class CpuModel:
+    """Implements `phloem.srt.models.base.Model`.
+
+    `kv_slots` counts slot 0, padding, in; KV is kept in `kv_dtype` (float32, float16, bfloat16,
+    int8 with one scale a token and head). `quantization` turns float weights into int8 with one
+    scale a row, or int4 in groups of 32. `isa` names the kernels (by default see `Kernels`).
+
+    A row's results are the same bits in any batch, with any number of `threads`, on any
+    instruction set. Raises `KernelsUnavailable`, `KernelError` when memory runs out, and
+    `ValueError` when weights that are quantised already are to be quantised.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Source,
+        *,
+        kv_slots: int,
+        kv_dtype: str = "float32",
+        quantization: Quantization | None = None,
+        threads: int = 1,
+        context_length: int | None = None,
+        isa: str | None = None,
+    ) -> None:
+        self._config = config = checkpoint.config
+        self._handle: int | None = None
+        self._kernels = Kernels(isa)
+        self._team = Team(threads)
+        self._quantization = quantization
+        self._matrices: dict[str, Matrix] = {}
+        self._vectors: dict[str, NDArray[np.float32]] = {}
+        for tensor in checkpoint.tensors():
+            self._load(tensor)
+        missing = expected_tensors(config).keys() - self._matrices.keys() - self._vectors.keys()
+        if missing:
+            raise ValueError(f"weights are missing: {', '.join(sorted(missing)[:5])}")
+        context = context_length or config.context_length
+        self._cos, self._sin = _rotations(config, context)
+        layers = (LayerSpec * config.num_layers)(
+            *(self._layer(f"model.layers.{i}.") for i in range(config.num_layers))
+        )
+        embedding = self._matrices["model.embed_tokens.weight"]
+        head = embedding if config.tie_embeddings else self._matrices["lm_head.weight"]
+        spec = DecoderSpec(
+            hidden=config.hidden_size,
+            intermediate=config.intermediate_size,
+            layers=config.num_layers,
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            vocab=config.vocab_size,
+            context=context,
+            slots=kv_slots,
+            kv_type=KV_TYPES[kv_dtype],
+            window=config.sliding_window or 0,
+            eps=config.rms_norm_eps,
+            soft_cap=0.0,
+            cos=address(self._cos),
+            sin=address(self._sin),
+            embedding=embedding.handle,
+            head=head.handle,
+            norm=address(self._vectors["model.norm.weight"]),
+            layer=layers,
+        )
+        self._handle = library().phloem_decoder_new(
+            ctypes.byref(spec), self._kernels.handle, self._team.handle
+        )
+        if self._handle is None:
+            raise KernelError(f"a KV pool of {kv_slots} slots: {last_error()}")
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is not None:
+            library().phloem_decoder_delete(self._handle)
+            self._handle = None
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._config
+
+    @property
+    def isa(self) -> str:
+        """Name of the kernels that compute."""
+        return self._kernels.isa
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory that the weights take, repacked."""
+        return sum(matrix.nbytes for matrix in self._matrices.values())
+
+    def forward(
+        self, token_ids: NDArray[np.int32], positions: NDArray[np.int32], batch: AttentionBatch
+    ) -> NDArray[np.float32]:
+        count, rows = len(token_ids), len(batch.query_lens)
+        hidden = np.empty((count, self._config.hidden_size), np.float32)
+        query_lens = np.array(batch.query_lens, np.int32)
+        lengths = np.array([len(slots) for slots in batch.kv_slots], np.int32)
+        failed = library().phloem_decoder_step(
+            self._handle,
+            count,
+            address(token_ids),
+            address(positions),
+            rows,
+            address(query_lens),
+            address(lengths),
+            _pointers(batch.kv_slots),
+            address(hidden),
+        )
+        if failed:
+            raise KernelError(last_error())
+        return hidden
+
+    def logits(
+        self,
+        hidden: NDArray[np.float32],
+        masks: Sequence[NDArray[np.int32] | None] | None = None,
+    ) -> NDArray[np.float32]:
+        out = np.empty((len(hidden), self._config.vocab_size), np.float32)
+        if not len(hidden):
+            return out
+        pointers = None
+        if masks is not None and any(mask is not None for mask in masks):
+            pointers = _pointers(masks)
+        failed = library().phloem_decoder_logits(
+            self._handle, len(hidden), address(hidden), pointers, address(out)
+        )
+        if failed:
+            raise KernelError(last_error())
+        return out
+
+    def _load(self, tensor: Tensor) -> None:
+        kind = tensor.name.rsplit(".", 2)[-2]
+        heads = {
+            "q_proj": self._config.num_heads,
+            "k_proj": self._config.num_kv_heads,
+            "v_proj": self._config.num_kv_heads,
+        }.get(kind)
+        if len(tensor.shape) == 1:
+            values = tensor.numpy_float32()
+            padded = values if heads is None else values[_padded_rows(self._config, heads, None)]
+            self._vectors[tensor.name] = np.ascontiguousarray(padded)
+            return
+        rows = np.arange(tensor.shape[0], dtype=np.int32)
+        if tensor.row_order is not None:
+            rows = tensor.row_order.astype(np.int32)
+        if heads is not None:
+            rows = _padded_rows(self._config, heads, rows)
+        format, data = self._stored(tensor)
+        self._matrices[tensor.name] = Matrix(format, data, tensor.shape[1], rows, self._team)
+
+    def _stored(self, tensor: Tensor) -> tuple[str, NDArray[np.uint8]]:
+        """The kernels' format for a tensor, and its rows in it, in stored order."""
+        plain = Tensor(tensor.name, tensor.shape, tensor.block, tensor.data)
+        if self._quantization is not None:
+            if tensor.kind not in FLOAT_FORMATS:
+                raise ValueError(
+                    f"{tensor.name} is {tensor.kind} already: only float weights can be "
+                    f"quantised to {self._quantization}"
+                )
+            return self._quantization, plain.numpy_float32().view(np.uint8)
+        if tensor.kind in _KERNEL_FORMATS:
+            return tensor.kind, tensor.data
+        return "F32", plain.numpy_float32().view(np.uint8)
+
+    def _layer(self, prefix: str) -> LayerSpec:
+        def matrix(name: str) -> int | None:
+            return self._matrices[f"{prefix}{name}.weight"].handle
+
+        def vector(name: str) -> int | None:
+            found = self._vectors.get(prefix + name)
+            return None if found is None else address(found)
+
+        return LayerSpec(
+            q=matrix("self_attn.q_proj"),
+            k=matrix("self_attn.k_proj"),
+            v=matrix("self_attn.v_proj"),
+            o=matrix("self_attn.o_proj"),
+            gate=matrix("mlp.gate_proj"),
+            up=matrix("mlp.up_proj"),
+            down=matrix("mlp.down_proj"),
+            attention_norm=vector("input_layernorm.weight"),
+            mlp_norm=vector("post_attention_layernorm.weight"),
+            q_norm=vector("self_attn.q_norm.weight"),
+            k_norm=vector("self_attn.k_norm.weight"),
+            q_bias=vector("self_attn.q_proj.bias"),
+            k_bias=vector("self_attn.k_proj.bias"),
+            v_bias=vector("self_attn.v_proj.bias"),
+            o_bias=vector("self_attn.o_proj.bias"),
+        )
+
+
+def _padded_rows(
+    config: ModelConfig, heads: int, order: NDArray[np.int32] | None
+) -> NDArray[np.int32]:
+    """Stored row of each row of `heads` heads, each padded to whole vectors: -1 is padding."""
+    dim = config.head_dim
+    padded = -(-dim // LANES) * LANES
+    rows = np.full((heads, padded), -1, np.int32)
+    stored = np.arange(heads * dim, dtype=np.int32) if order is None else order
+    rows[:, :dim] = stored.reshape(heads, dim)
+    return rows.reshape(-1)
+
+
+def _rotations(
+    config: ModelConfig, context: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """cos and sin [context, head_dim / 2], computed in float64."""
+    frequencies, factor = rope_frequencies(config)
+    angles = np.outer(np.arange(context, dtype=np.float64), frequencies)
+    cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
+    return cos.astype(np.float32), sin.astype(np.float32)
+
+
+def _pointers(arrays: Sequence[NDArray[np.int32] | None]) -> Any:
+    """A C array of their addresses, null for None."""
+    return (ctypes.c_void_p * len(arrays))(
+        *(None if array is None else address(array) for array in arrays)
+    )
