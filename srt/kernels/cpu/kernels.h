@@ -42,7 +42,7 @@ struct AttendJob {
 };
 
 constexpr size_t attend_scratch(int dim) {
-  return static_cast<size_t>(LANES) * dim + static_cast<size_t>(MAX_QUERIES) * (CHUNK + dim) + 256;
+  return static_cast<size_t>(2 * LANES) * dim + static_cast<size_t>(MAX_QUERIES) * (CHUNK + dim) + 256;
 }
 
 struct Kernels {

@@ -339,35 +339,36 @@ static void store_kv(const KvArray& kv, int slot, int head, const float* x) {
 }
 
 template <KvType TYPE>
-static inline void load_kv(const KvArray& kv, int slot, int head, float* out) {
-  const size_t place = static_cast<size_t>(slot) * kv.heads + head, at = place * kv.dim;
-  for (int i = 0; i < kv.dim; i += LANES) {
-    f32x16 v;
-    if (TYPE == KvType::F32) v = load(reinterpret_cast<const float*>(kv.data) + at + i);
-    if (TYPE == KvType::F16) v = load_f16(reinterpret_cast<const uint16_t*>(kv.data) + at + i);
-    if (TYPE == KvType::BF16) v = load_bf16(reinterpret_cast<const uint16_t*>(kv.data) + at + i);
-    if (TYPE == KvType::S8) {
-      v = load_s8(reinterpret_cast<const int8_t*>(kv.data) + at + i);
-      v = mul(v, splat(kv.scales[place]));
-    }
-    store(out + i, v);
-  }
+static inline f32x16 load_kv(const uint8_t* row, int i) {
+  if (TYPE == KvType::F32) return load(reinterpret_cast<const float*>(row) + i);
+  if (TYPE == KvType::F16) return load_f16(reinterpret_cast<const uint16_t*>(row) + i);
+  if (TYPE == KvType::BF16) return load_bf16(reinterpret_cast<const uint16_t*>(row) + i);
+  return load_s8(reinterpret_cast<const int8_t*>(row) + i);
 }
 
 // Sixteen rows of a chunk as float32; beyond its end slot 0, which is always finite. The next
 // sixteen are fetched meanwhile: slots lie anywhere, no hardware foresees them.
-template <KvType TYPE>
+template <KvType TYPE, int V>
 static inline void load_tile(const AttendJob& job, const KvArray& kv, int from, float* out) {
   constexpr size_t BYTES = TYPE == KvType::F32 ? 4 : TYPE == KvType::S8 ? 1 : 2;
+  const int vectors = V ? V : kv.dim / LANES;
+  const size_t row_bytes = static_cast<size_t>(vectors) * LANES * BYTES;
+  const size_t slot_bytes = static_cast<size_t>(kv.heads) * row_bytes;
+  const uint8_t* base = kv.data + static_cast<size_t>(job.head) * row_bytes;
+  const int here = job.count - from < LANES ? job.count - from : LANES;
+  const int ahead = job.count - from - LANES < LANES ? job.count - from - LANES : LANES;
+  for (int i = 0; i < ahead; i++) {
+    const uint8_t* row = base + static_cast<size_t>(job.slots[from + LANES + i]) * slot_bytes;
+    for (size_t line = 0; line < row_bytes; line += 64) __builtin_prefetch(row + line);
+  }
   for (int i = 0; i < LANES; i++) {
-    const int ahead = from + LANES + i;
-    if (ahead < job.count) {
-      const size_t at = static_cast<size_t>(job.slots[ahead]) * kv.heads + job.head;
-      const uint8_t* row = kv.data + at * kv.dim * BYTES;
-      for (size_t line = 0; line < kv.dim * BYTES; line += 64) __builtin_prefetch(row + line);
+    const size_t slot = i < here ? static_cast<size_t>(job.slots[from + i]) : 0;
+    const uint8_t* row = base + slot * slot_bytes;
+    for (int j = 0; j < vectors; j++) {
+      f32x16 v = load_kv<TYPE>(row, j * LANES);
+      if (TYPE == KvType::S8) v = mul(v, splat(kv.scales[slot * kv.heads + job.head]));
+      store(out + (i * vectors + j) * LANES, v);
     }
-    const int slot = from + i < job.count ? job.slots[from + i] : 0;
-    load_kv<TYPE>(kv, slot, job.head, out + i * kv.dim);
   }
 }
 
@@ -385,22 +386,46 @@ static inline f32x16 score_tile(const float* query, const float* keys, int dim) 
   return sum_each(products);
 }
 
-// sums [dim] += Σ weights[i] · value i, for the queries of a pair at once.
+// The same scores from keys with their dimensions outermost, for Q queries at once: every lane of
+// a vector is a key, so that the lanes of score_tile are vectors here. P is the part of the tree
+// of sums that begins at dimension `lane`, every STEP-th; the tree is that of `sum`.
+template <int V, int Q, int STEP>
+static inline void score_part(const float* const* query, const float* columns, int dim, int lane,
+                              f32x16* out) {
+  if constexpr (STEP == LANES) {
+    const int vectors = V ? V : dim / LANES;
+    for (int j = 0; j < vectors; j++) {
+      const int d = j * LANES + lane;
+      const f32x16 key = load(columns + d * LANES);
+      for (int q = 0; q < Q; q++)
+        out[q] = j ? fma(splat(query[q][d]), key, out[q]) : mul(splat(query[q][d]), key);
+    }
+  } else {
+    f32x16 later[Q];
+    score_part<V, Q, 2 * STEP>(query, columns, dim, lane, out);
+    score_part<V, Q, 2 * STEP>(query, columns, dim, lane + STEP, later);
+    for (int q = 0; q < Q; q++) out[q] = add(out[q], later[q]);
+  }
+}
+
+// sums [dim] += Σ weights[i] · value i, for Q queries at once.
 template <int V, int Q>
 static inline void add_values(const float* const* weights, const float* values, int dim,
                               float* const* sums) {
   const int vectors = V ? V : dim / LANES;
   constexpr int AT_ONCE = V && V <= 4 ? V : 4;
   for (int from = 0; from < vectors; from += AT_ONCE) {
-    const int n = vectors - from < AT_ONCE ? vectors - from : AT_ONCE;
+    const int n = V && V <= 4 ? V : vectors - from < AT_ONCE ? vectors - from : AT_ONCE;
     f32x16 total[Q][AT_ONCE];
     for (int q = 0; q < Q; q++)
       for (int j = 0; j < n; j++) total[q][j] = load(sums[q] + (from + j) * LANES);
-    for (int i = 0; i < LANES; i++)
-      for (int j = 0; j < n; j++) {
-        const f32x16 value = load(values + i * dim + (from + j) * LANES);
-        for (int q = 0; q < Q; q++) total[q][j] = fma(splat(weights[q][i]), value, total[q][j]);
+    for (int i = 0; i < LANES; i++) {
+      const float* value = values + i * dim + from * LANES;
+      for (int q = 0; q < Q; q++) {
+        const f32x16 weight = splat(weights[q][i]);
+        for (int j = 0; j < n; j++) total[q][j] = fma(weight, load(value + j * LANES), total[q][j]);
       }
+    }
     for (int q = 0; q < Q; q++)
       for (int j = 0; j < n; j++) store(sums[q] + (from + j) * LANES, total[q][j]);
   }
@@ -425,28 +450,40 @@ static void merge(Softmax& into, const Softmax& later, int dim) {
   }
 }
 
+constexpr int WORTH_TRANSPOSING = 8;  // queries from which on turning a tile of keys pays
+
 template <KvType TYPE, int V>
 static void attend_chunk(AttendJob& job) {
   const int dim = job.keys.dim, padded = (job.count + LANES - 1) / LANES * LANES;
-  float* tile = job.scratch;
-  float* scores = tile + LANES * dim;          // [queries][CHUNK]
+  float* tile = job.scratch;                   // [LANES][dim]
+  float* columns = tile + LANES * dim;         // [dim][LANES]
+  float* scores = columns + LANES * dim;       // [queries][CHUNK]
   float* sums = scores + MAX_QUERIES * CHUNK;  // [queries][dim]
 
   for (int from = 0; from < padded; from += LANES) {
-    load_tile<TYPE>(job, job.keys, from, tile);
-    for (int q = 0; q < job.queries; q++) {
-      f32x16 score = score_tile<V>(job.query[q], tile, dim);
-      if (job.soft_cap > 0) score = soft_capped(score, job.soft_cap);
-      store(scores + q * CHUNK + from, score);
+    load_tile<TYPE, V>(job, job.keys, from, tile);
+    int q = 0;
+    if (job.queries >= WORTH_TRANSPOSING) {
+      for (int d = 0; d < dim; d += LANES) transpose(tile + d, dim, columns + d * LANES);
+      f32x16 score[QUERIES];
+      for (; q + QUERIES <= job.queries; q += QUERIES) {
+        score_part<V, QUERIES, 1>(job.query + q, columns, dim, 0, score);
+        for (int i = 0; i < QUERIES; i++) store(scores + (q + i) * CHUNK + from, score[i]);
+      }
     }
+    for (; q < job.queries; q++)
+      store(scores + q * CHUNK + from, score_tile<V>(job.query[q], tile, dim));
   }
 
   Softmax own[MAX_QUERIES];
   for (int q = 0; q < job.queries; q++) {
     float* row = scores + q * CHUNK;
+    f32x16 peaks = splat(-INFINITY), totals = zero();
+    if (job.soft_cap > 0)
+      for (int i = 0; i < padded; i += LANES)
+        store(row + i, soft_capped(load(row + i), job.soft_cap));
     for (int i = 0; i < job.first[q] && i < padded; i++) row[i] = -INFINITY;
     for (int i = job.end[q] > 0 ? job.end[q] : 0; i < padded; i++) row[i] = -INFINITY;
-    f32x16 peaks = splat(-INFINITY), totals = zero();
     for (int i = 0; i < padded; i += LANES) peaks = max(peaks, load(row + i));
     const float peak = largest(peaks);
     const bool none = job.first[q] >= job.end[q];
@@ -460,18 +497,25 @@ static void attend_chunk(AttendJob& job) {
   }
 
   for (int from = 0; from < padded; from += LANES) {
-    load_tile<TYPE>(job, job.values, from, tile);
+    load_tile<TYPE, V>(job, job.values, from, tile);
     int q = 0;
-    for (; q + 2 <= job.queries; q += 2) {
-      const float* weights[2] = {scores + q * CHUNK + from, scores + (q + 1) * CHUNK + from};
-      float* into[2] = {own[q].sums, own[q + 1].sums};
-      add_values<V, 2>(weights, tile, dim, into);
+    const float* weights[MAX_QUERIES];
+    float* into[MAX_QUERIES];
+    for (int i = 0; i < job.queries; i++) {
+      weights[i] = scores + i * CHUNK + from;
+      into[i] = own[i].sums;
     }
-    if (q < job.queries) {
-      const float* weights[1] = {scores + q * CHUNK + from};
-      float* into[1] = {own[q].sums};
-      add_values<V, 1>(weights, tile, dim, into);
+    for (; q + QUERIES <= job.queries; q += QUERIES)
+      add_values<V, QUERIES>(weights + q, tile, dim, into + q);
+    if (QUERIES > 1 && q + 3 == job.queries) {
+      add_values<V, 3>(weights + q, tile, dim, into + q);
+      q += 3;
     }
+    if (QUERIES > 1 && q + 2 <= job.queries) {
+      add_values<V, 2>(weights + q, tile, dim, into + q);
+      q += 2;
+    }
+    if (q < job.queries) add_values<V, 1>(weights + q, tile, dim, into + q);
   }
   for (int q = 0; q < job.queries; q++) merge(*job.state[q], own[q], dim);
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from typing import Any, ClassVar
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 
 MODULE = "phloem.srt.kernels.cpu._native"
 ISA_VARIABLE = "PHLOEM_ISA"
+LIBRARY_VARIABLE = "PHLOEM_NATIVE_LIBRARY"
+"""Path of a build to load instead of the installed one; `make check-native` uses it."""
 KV_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "int8": 3}
 
 
@@ -97,12 +100,15 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 @cache
 def library() -> Any:
     """The loaded library. Raises `KernelsUnavailable` where it was not built."""
-    spec = importlib.util.find_spec(MODULE)
-    if spec is None or spec.origin is None:
+    path = os.environ.get(LIBRARY_VARIABLE)
+    if not path:
+        spec = importlib.util.find_spec(MODULE)
+        path = spec.origin if spec is not None else None
+    if path is None:
         raise KernelsUnavailable(
             "the CPU kernels are not built: no C++17 compiler was there when phloem was installed"
         )
-    loaded = ctypes.CDLL(spec.origin)
+    loaded = ctypes.CDLL(path)
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(loaded, name)
         function.restype, function.argtypes = result, arguments
@@ -181,18 +187,14 @@ class Matrix:
             raise KernelError(f"no kernel for rows of {columns} in {format}")
         if data.ndim != 2 or data.shape[1] != row_bytes:
             raise ValueError(f"rows of {data.shape} bytes, {format} has {row_bytes}")
+        order = np.ascontiguousarray(order, np.int32)
         if len(order) and not -1 <= order.min() <= order.max() < len(data):
             raise ValueError(f"order names rows outside the {len(data)} there are")
         self.handle: int | None = library().phloem_matrix_new(format.encode(), *self.shape)
         if self.handle is None:
             raise KernelError(f"a matrix of {self.shape}: {last_error()}")
         library().phloem_matrix_pack(
-            self.handle,
-            format.encode(),
-            address(data),
-            row_bytes,
-            address(np.ascontiguousarray(order, np.int32)),
-            team.handle,
+            self.handle, format.encode(), address(data), row_bytes, address(order), team.handle
         )
 
     def __del__(self) -> None:
@@ -221,3 +223,78 @@ class Matrix:
         if library().phloem_multiply(kernels.handle, self.handle, address(x), len(x), address(out)):
             raise KernelError(last_error())
         return out[:, :rows]
+
+
+class Attention:
+    """Attention of one layer, alone, with its KV pool: what the tests hold against a reference. A
+    model's is inside its decoder.
+
+    `window` tokens are seen by a query, itself included (0: all); `soft_cap` · tanh(score /
+    `soft_cap`) takes the place of a score (0: none). Raises `KernelError`.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        team: Team,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        slots: int,
+        kv_dtype: str = "float32",
+        window: int = 0,
+        soft_cap: float = 0.0,
+    ) -> None:
+        self._team = team  # outlives it
+        self._q_shape = (heads, head_dim)
+        self._kv_shape = (kv_heads, head_dim)
+        self.handle: int | None = library().phloem_attention_new(
+            kernels.handle,
+            team.handle,
+            *(heads, kv_heads, head_dim, window, soft_cap, KV_TYPES[kv_dtype], slots),
+        )
+        if self.handle is None:
+            raise KernelError(f"a KV pool of {slots} slots: {last_error()}")
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None) is not None:
+            library().phloem_attention_delete(self.handle)
+            self.handle = None
+
+    def write(
+        self, slots: NDArray[np.int32], k: NDArray[np.float32], v: NDArray[np.float32]
+    ) -> None:
+        """Keep k and v [n, kv_heads, head_dim] in `slots` [n]."""
+        for array in (k, v):
+            if array.shape != (len(slots), *self._kv_shape):
+                raise ValueError(f"{len(slots)} slots for keys or values of shape {array.shape}")
+        if library().phloem_attention_write(
+            self.handle, len(slots), address(slots), address(k), address(v)
+        ):
+            raise KernelError(last_error())
+
+    def run(
+        self,
+        query_lens: Sequence[int],
+        kv_slots: Sequence[NDArray[np.int32]],
+        q: NDArray[np.float32],
+    ) -> NDArray[np.float32]:
+        """Attend with the last `query_lens[i]` tokens of each row of `kv_slots`: q, and the result,
+        [n, heads, head_dim]. Scores are scaled by 1 / √head_dim."""
+        if q.shape != (sum(query_lens), *self._q_shape):
+            raise ValueError(f"q has shape {q.shape}, the rows have {sum(query_lens)} queries")
+        out = np.empty_like(q)
+        counts = np.array(query_lens, np.int32)
+        lengths = np.array([len(slots) for slots in kv_slots], np.int32)
+        if library().phloem_attention_run(
+            self.handle,
+            len(kv_slots),
+            address(counts),
+            address(lengths),
+            (c_void_p * len(kv_slots))(*map(address, kv_slots)),
+            address(q),
+            address(out),
+        ):
+            raise KernelError(last_error())
+        return out

@@ -131,6 +131,32 @@ static inline __m256 sum_each_8(const f32x16* v) {
 }
 static inline f32x16 sum_each(const f32x16* v) { return {sum_each_8(v), sum_each_8(v + 8)}; }
 
+static inline void transpose_8(const float* in, int stride, float* out) {
+  __m256 pairs[8], quads[8];
+  for (int i = 0; i < 4; i++) {
+    const __m256 a = _mm256_loadu_ps(in + 2 * i * stride);
+    const __m256 b = _mm256_loadu_ps(in + (2 * i + 1) * stride);
+    pairs[2 * i] = _mm256_unpacklo_ps(a, b);
+    pairs[2 * i + 1] = _mm256_unpackhi_ps(a, b);
+  }
+  for (int i = 0; i < 2; i++)
+    for (int half = 0; half < 2; half++) {
+      const __m256 a = pairs[4 * i + half], b = pairs[4 * i + 2 + half];
+      quads[4 * i + 2 * half] = _mm256_shuffle_ps(a, b, 0x44);
+      quads[4 * i + 2 * half + 1] = _mm256_shuffle_ps(a, b, 0xEE);
+    }
+  for (int i = 0; i < 4; i++) {
+    _mm256_storeu_ps(out + i * 16, _mm256_permute2f128_ps(quads[i], quads[i + 4], 0x20));
+    _mm256_storeu_ps(out + (i + 4) * 16, _mm256_permute2f128_ps(quads[i], quads[i + 4], 0x31));
+  }
+}
+static inline void transpose(const float* in, int stride, float* out) {
+  transpose_8(in, stride, out);
+  transpose_8(in + 8, stride, out + 8 * 16);
+  transpose_8(in + 8 * stride, stride, out + 8);
+  transpose_8(in + 8 * stride + 8, stride, out + 8 * 16 + 8);
+}
+
 static inline i32x16 splat_i32(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 static inline f32x16 to_float(i32x16 v) {
   return {_mm256_cvtepi32_ps(v.a), _mm256_cvtepi32_ps(v.b)};
@@ -184,6 +210,7 @@ static inline i32x16 s8_start(int32_t) { return splat_i32(0); }
 
 constexpr int ROWS_INT = 4;
 constexpr int ROWS_FLOAT = 2;
+constexpr int QUERIES = 1;
 
 }  // namespace PHLOEM_ISA
 }  // namespace phloem

@@ -99,6 +99,31 @@ static inline f32x16 sum_each(const f32x16* v) {
   return add_ones(add_twos(four[0], four[1]), add_twos(four[2], four[3]));
 }
 
+static inline void transpose(const float* in, int stride, float* out) {
+  f32x16 a[16], b[16];
+  for (int i = 0; i < 8; i++) {
+    const f32x16 x = load(in + 2 * i * stride), y = load(in + (2 * i + 1) * stride);
+    a[2 * i] = _mm512_unpacklo_ps(x, y);
+    a[2 * i + 1] = _mm512_unpackhi_ps(x, y);
+  }
+  // b[4i + c]: column c of each quarter, rows 4i to 4i + 3.
+  for (int i = 0; i < 4; i++)
+    for (int half = 0; half < 2; half++) {
+      b[4 * i + 2 * half] = _mm512_shuffle_ps(a[4 * i + half], a[4 * i + 2 + half], 0x44);
+      b[4 * i + 2 * half + 1] = _mm512_shuffle_ps(a[4 * i + half], a[4 * i + 2 + half], 0xEE);
+    }
+  for (int c = 0; c < 4; c++) {
+    const f32x16 low01 = _mm512_shuffle_f32x4(b[c], b[4 + c], 0x44);
+    const f32x16 high01 = _mm512_shuffle_f32x4(b[c], b[4 + c], 0xEE);
+    const f32x16 low23 = _mm512_shuffle_f32x4(b[8 + c], b[12 + c], 0x44);
+    const f32x16 high23 = _mm512_shuffle_f32x4(b[8 + c], b[12 + c], 0xEE);
+    store(out + c * 16, _mm512_shuffle_f32x4(low01, low23, 0x88));
+    store(out + (4 + c) * 16, _mm512_shuffle_f32x4(low01, low23, 0xDD));
+    store(out + (8 + c) * 16, _mm512_shuffle_f32x4(high01, high23, 0x88));
+    store(out + (12 + c) * 16, _mm512_shuffle_f32x4(high01, high23, 0xDD));
+  }
+}
+
 static inline i32x16 splat_i32(int32_t x) { return _mm512_set1_epi32(x); }
 static inline f32x16 to_float(i32x16 v) { return _mm512_cvtepi32_ps(v); }
 static inline u8x64 load_codes(const uint8_t* p) {
@@ -143,6 +168,7 @@ static inline i32x16 s8_start(int32_t) { return splat_i32(0); }
 
 constexpr int ROWS_INT = 8;
 constexpr int ROWS_FLOAT = 4;
+constexpr int QUERIES = 4;
 
 }  // namespace PHLOEM_ISA
 }  // namespace phloem

@@ -129,6 +129,12 @@ static inline f32x16 sum_each(const f32x16* v) {
   return r;
 }
 
+// out[column][row] = in[row · stride + column], sixteen of each.
+static inline void transpose(const float* in, int stride, float* out) {
+  for (int row = 0; row < 16; row++)
+    for (int column = 0; column < 16; column++) out[column * 16 + row] = in[row * stride + column];
+}
+
 static inline i32x16 splat_i32(int32_t x) {
   i32x16 r;
   EACH_LANE r.lane[i] = x;
@@ -174,6 +180,7 @@ static inline i32x16 s8_start(int32_t sum_x) { return splat_i32(-128 * sum_x); }
 
 constexpr int ROWS_INT = 4;    // rows of a tile in integer products
 constexpr int ROWS_FLOAT = 2;  // and in float products
+constexpr int QUERIES = 1;     // queries that attention has in registers together
 
 }  // namespace PHLOEM_ISA
 }  // namespace phloem
