@@ -8,7 +8,7 @@ namespace phloem {
 namespace {
 
 constexpr int FEW = 4;         // rows up to which every member prepares all of them for itself
-constexpr int ROWS = 32;       // rows that pass through a task together
+constexpr int ROWS = 64;        // rows that pass through a task together
 constexpr int WIDE = 4;        // blocks of a task
 constexpr int HEAD_WIDE = 16;  // blocks of a task of the head
 

@@ -132,27 +132,51 @@ static inline f32x16 load_scale(const uint8_t* p) {
 // to answer, and over the ends of pages, where the hardware's own look-ahead stops.
 constexpr size_t AHEAD = 4096;
 
+// Where things lie in a block of codes (see matrix.h).
+template <Kind KIND, int SCALE_GROUP, bool MIN, bool WIDE>
+struct IntegerLayout {
+  static constexpr int PART = SCALE_GROUP == 16 ? 16 : GROUP;  // columns that one scale is for
+  static constexpr int PARTS = GROUP / PART;
+  static constexpr size_t CODES = KIND == Kind::U4 ? GROUP * LANES / 2 : GROUP * LANES;
+  static constexpr size_t SCALE = LANES * (WIDE ? 4 : 2);
+  static constexpr size_t SCALES = SCALE_GROUP == 0 ? 0 : PARTS * SCALE;
+  static constexpr size_t RECORD = 2 * (CODES + SCALES * (MIN ? 2 : 1));
+
+  static const uint8_t* record(const uint8_t* block, int g) {
+    return block + static_cast<size_t>(g / 2) * RECORD;
+  }
+  static const uint8_t* codes(const uint8_t* block, int g) {
+    return record(block, g) + static_cast<size_t>(g % 2) * CODES;
+  }
+  static const uint8_t* scales(const uint8_t* block, int g, int part) {
+    return record(block, g) + 2 * CODES + static_cast<size_t>(g % 2) * SCALES +
+           static_cast<size_t>(part) * SCALE;
+  }
+  static const uint8_t* minima(const uint8_t* block, int g) {
+    return record(block, g) + 2 * CODES + static_cast<size_t>(2 + g % 2) * SCALES;
+  }
+  static const uint8_t* row_scales(const Matrix& w, const uint8_t* block) {
+    return block + w.records() * RECORD;
+  }
+};
+
 // R rows of x against one block. Per group: the products of codes, exactly, in int32; then two
 // roundings, one for the scaled products and one for the minima.
 template <Kind KIND, int SCALE_GROUP, bool MIN, bool WIDE, int R>
 static inline void integer_tile(const Matrix& w, const uint8_t* block, const QuantizedRow* x,
                                 float* const* out) {
-  constexpr int PART = SCALE_GROUP == 16 ? 16 : GROUP;  // columns that one scale is for
-  constexpr int PARTS = GROUP / PART;
-  constexpr size_t CODES = KIND == Kind::U4 ? GROUP * LANES / 2 : GROUP * LANES;
-  constexpr size_t SCALE = LANES * (WIDE ? 4 : 2);
-  constexpr size_t SCALES = SCALE_GROUP == 0 ? 0 : PARTS * SCALE;
-  constexpr size_t RECORD = 2 * (CODES + SCALES * (MIN ? 2 : 1));
+  using Layout = IntegerLayout<KIND, SCALE_GROUP, MIN, WIDE>;
+  constexpr int PART = Layout::PART, PARTS = Layout::PARTS;
   const int groups = w.groups();
   f32x16 total[R];
   for (int r = 0; r < R; r++) total[r] = zero();
   for (int g = 0; g < groups; g++) {
-    const uint8_t* record = block + static_cast<size_t>(g / 2) * RECORD;
-    const uint8_t* codes = record + (g % 2) * CODES;
-    const uint8_t* scales = record + 2 * CODES + (g % 2) * SCALES;
-    if (R <= 2)
-      for (size_t line = 0; line < RECORD / 2; line += 64)
-        __builtin_prefetch(record + (g % 2) * (RECORD / 2) + AHEAD + line, 0, 2);
+    const uint8_t* codes = Layout::codes(block, g);
+    if (R <= 2) {
+      const uint8_t* later = Layout::record(block, g) + (g % 2) * (Layout::RECORD / 2) + AHEAD;
+      for (size_t line = 0; line < Layout::RECORD / 2; line += 64)
+        __builtin_prefetch(later + line, 0, 2);
+    }
     for (int part = 0; part < PARTS; part++) {
       i32x16 products[R];
       for (int r = 0; r < R; r++) {
@@ -182,36 +206,60 @@ static inline void integer_tile(const Matrix& w, const uint8_t* block, const Qua
           total[r] = fma(to_float(products[r]), splat(x[r].scale[g]), total[r]);
         continue;
       }
-      const f32x16 scale = load_scale<WIDE>(scales + static_cast<size_t>(part) * SCALE);
+      const f32x16 scale = load_scale<WIDE>(Layout::scales(block, g, part));
       for (int r = 0; r < R; r++)
         total[r] = fma(to_float(products[r]), mul(scale, splat(x[r].scale[g])), total[r]);
       if (MIN) {
-        const f32x16 minimum = load_scale<WIDE>(scales + 2 * SCALES);
+        const f32x16 minimum = load_scale<WIDE>(Layout::minima(block, g));
         for (int r = 0; r < R; r++)
           total[r] = fma(minimum, splat(x[r].scaled_sum[g]), total[r]);
       }
     }
   }
   for (int r = 0; r < R; r++) {
-    if (SCALE_GROUP == 0)
-      total[r] = mul(total[r], load_scale<WIDE>(block + w.records() * w.record()));
+    if (SCALE_GROUP == 0) total[r] = mul(total[r], load_scale<WIDE>(Layout::row_scales(w, block)));
     store(out[r], total[r]);
   }
 }
 
+}  // namespace PHLOEM_ISA
+}  // namespace phloem
+
+#ifdef PHLOEM_AMX
+#include "amx.h"
+#endif
+
+namespace phloem {
+namespace PHLOEM_ISA {
+
 template <Kind KIND, int SCALE_GROUP, bool MIN, bool WIDE>
 static void integer_gemm(const Matrix& w, int begin, int end, const Activations& x,
                          const int* rows, int count, float* out, ptrdiff_t stride) {
-  constexpr int MANY = 32;  // rows whose descriptions are at hand while all blocks pass
+  constexpr int MANY = 64;  // rows whose descriptions are at hand while all blocks pass
+#ifdef PHLOEM_AMX
+  if (count >= TILE_ROWS) configure_tiles<IntegerLayout<KIND, SCALE_GROUP, MIN, WIDE>::PART>();
+#endif
   for (int from = 0; from < count; from += MANY) {
     const int many = count - from < MANY ? count - from : MANY;
     QuantizedRow row[MANY];
     for (int i = 0; i < many; i++) row[i] = x.quantized(rows ? rows[from + i] : from + i);
+#ifdef PHLOEM_AMX
+    const ptrdiff_t x_stride = x.quantized(1).q - x.quantized(0).q;
+#endif
     for (int b = begin; b < end; b++) {
       const uint8_t* block = w.block(b);
       float* target[MANY];
       for (int i = 0; i < many; i++) target[i] = out + (from + i) * stride + (b - begin) * LANES;
       int i = 0;
+#ifdef PHLOEM_AMX
+      const uint8_t* unpacked = nullptr;
+      for (; i + TILE_ROWS <= many; i += TILE_ROWS) {
+        // A tile is loaded with one stride: its rows have to lie one after another.
+        if (row[i + TILE_ROWS - 1].q != row[i].q + (TILE_ROWS - 1) * x_stride) break;
+        if (i == 0) unpacked = unpacked_codes<KIND, SCALE_GROUP, MIN, WIDE>(w, block);
+        amx_tile<KIND, SCALE_GROUP, MIN, WIDE>(w, block, unpacked, row + i, x_stride, target + i);
+      }
+#endif
       for (; i + ROWS_INT <= many; i += ROWS_INT)
         integer_tile<KIND, SCALE_GROUP, MIN, WIDE, ROWS_INT>(w, block, row + i, target + i);
       for (; i + 4 <= many; i += 4)
@@ -222,6 +270,9 @@ static void integer_gemm(const Matrix& w, int begin, int end, const Activations&
         integer_tile<KIND, SCALE_GROUP, MIN, WIDE, 1>(w, block, row + i, target + i);
     }
   }
+#ifdef PHLOEM_AMX
+  if (count >= TILE_ROWS) _tile_release();
+#endif
 }
 
 // ------------------------------------------------------------------------------- float products
