@@ -38,6 +38,8 @@ Decoder::Decoder(const DecoderSpec& spec, const Kernels& kernels, Team& team)
       temporary_stride_(static_cast<size_t>(ROWS) *
                         std::max(2 * WIDE * LANES, std::max(shape_.padded_dim(), HEAD_WIDE * LANES))),
       temporary_(temporary_stride_ * static_cast<size_t>(team.size())) {
+  for (int i = 0; i < team.size(); i++)
+    own_.push_back({{spec.hidden, FEW}, {spec.heads * spec.head_dim, FEW}, {spec.intermediate, FEW}});
   for (int i = 0; i < spec.layers; i++)
     kv_.push_back(std::make_unique<KvLayer>(shape_, static_cast<KvType>(spec.kv_type), spec.slots));
 }
@@ -69,15 +71,13 @@ void Decoder::step(int count, const int32_t* tokens, const int32_t* positions,
     embed(me);
     for (size_t i = 0; i < layers_.size(); i++) {
       const LayerSpec& layer = layers_[i];
-      normalise(me, layer.attention_norm, integer({layer.q, layer.k, layer.v}), normed_);
-      project_heads(me, layer, *kv_[i]);
+      const bool integer_qkv = integer({layer.q, layer.k, layer.v});
+      project_heads(me, layer, normalised(me, layer.attention_norm, integer_qkv), *kv_[i]);
       attention_.run(me, *kv_[i], q_.data(), attended_);
-      quantise(me, attended_, layer.o->integer());
-      add_product(me, *layer.o, attended_, layer.o_bias);
-      normalise(me, layer.mlp_norm, integer({layer.gate, layer.up}), normed_);
-      gate_and_up(me, layer);
-      quantise(me, gated_, layer.down->integer());
-      add_product(me, *layer.down, gated_, nullptr);
+      add_product(me, *layer.o, quantized(me, attended_, layer.o->integer()), layer.o_bias);
+      const bool integer_mlp = integer({layer.gate, layer.up});
+      gate_and_up(me, layer, normalised(me, layer.mlp_norm, integer_mlp));
+      add_product(me, *layer.down, quantized(me, gated_, layer.down->integer()), nullptr);
     }
     me.each(count_, [&](int i) {
       kernels_.rms_norm(x_.row(i), spec_.norm, spec_.hidden, spec_.eps,
@@ -90,30 +90,42 @@ void Decoder::embed(Member& me) {
   me.each(count_, [&](int i) { read_row(*spec_.embedding, tokens_[i], x_.row(i)); });
 }
 
-// Runs task(i) for every row. Few rows are cheaper done by everybody than waited for.
-template <class Task>
-void Decoder::each_row(Member& me, Task&& task) {
-  me.each(count_, task);
-}
-
-void Decoder::normalise(Member& me, const float* weight, bool integer, Activations& out) {
-  each_row(me, [&](int i) {
+// The norm of every row. Few rows are cheaper prepared by every member for itself than waited for.
+const Activations& Decoder::normalised(Member& me, const float* weight, bool integer) {
+  const bool few = count_ <= FEW;
+  Activations& out = few ? own_[static_cast<size_t>(me.id())].normed : normed_;
+  const auto prepare = [&](int i) {
     kernels_.rms_norm(x_.row(i), weight, spec_.hidden, spec_.eps, out.row(i));
     if (integer) kernels_.quantize(out.row(i), spec_.hidden, out.quantized(i));
-  });
+  };
+  if (few)
+    for (int i = 0; i < count_; i++) prepare(i);
+  else
+    me.each(count_, prepare);
+  return out;
 }
 
-void Decoder::quantise(Member& me, Activations& x, bool integer) {
-  if (!integer) return;
-  each_row(me, [&](int i) { kernels_.quantize(x.row(i), x.columns(), x.quantized(i)); });
+// x, with its rows in int8 too if `integer` asks for it.
+const Activations& Decoder::quantized(Member& me, Activations& x, bool integer) {
+  if (!integer) return x;
+  if (count_ > FEW) {
+    me.each(count_, [&](int i) { kernels_.quantize(x.row(i), x.columns(), x.quantized(i)); });
+    return x;
+  }
+  Own& own = own_[static_cast<size_t>(me.id())];
+  Activations& out = &x == &attended_ ? own.attended : own.gated;
+  for (int i = 0; i < count_; i++) kernels_.quantize(x.row(i), x.columns(), out.quantized(i));
+  return out;
 }
 
-void Decoder::project_heads(Member& me, const LayerSpec& layer, const KvLayer& kv) {
-  me.each(spec_.heads + 2 * spec_.kv_heads, [&](int index) { head(me, layer, kv, index); });
+void Decoder::project_heads(Member& me, const LayerSpec& layer, const Activations& x,
+                            const KvLayer& kv) {
+  me.each(spec_.heads + 2 * spec_.kv_heads, [&](int index) { head(me, layer, x, kv, index); });
 }
 
 // One head of q, k or v for all rows: product, bias, norm, rotation; then into its place.
-void Decoder::head(Member& me, const LayerSpec& layer, const KvLayer& kv, int index) {
+void Decoder::head(Member& me, const LayerSpec& layer, const Activations& input, const KvLayer& kv,
+                   int index) {
   const int dim = shape_.padded_dim(), half = spec_.head_dim / 2;
   const bool is_q = index < spec_.heads, is_v = index >= spec_.heads + spec_.kv_heads;
   const int own = is_q ? index : (index - spec_.heads) % spec_.kv_heads;
@@ -125,7 +137,7 @@ void Decoder::head(Member& me, const LayerSpec& layer, const KvLayer& kv, int in
   float* product = temporary(me);
   for (int from = 0; from < count_; from += ROWS) {
     const int rows = std::min(ROWS, count_ - from);
-    kernels_.gemm(w, own * blocks, (own + 1) * blocks, normed_, identity_.data() + from, rows,
+    kernels_.gemm(w, own * blocks, (own + 1) * blocks, input, identity_.data() + from, rows,
                   product, dim);
     for (int i = 0; i < rows; i++) {
       float* x = product + i * dim;
@@ -168,7 +180,7 @@ void Decoder::add_product(Member& me, const Matrix& w, const Activations& input,
   });
 }
 
-void Decoder::gate_and_up(Member& me, const LayerSpec& layer) {
+void Decoder::gate_and_up(Member& me, const LayerSpec& layer, const Activations& x) {
   const int blocks = layer.gate->blocks(), tasks = (blocks + WIDE - 1) / WIDE;
   me.each(tasks, [&](int task) {
     const int begin = task * WIDE, end = std::min(blocks, begin + WIDE);
@@ -178,8 +190,8 @@ void Decoder::gate_and_up(Member& me, const LayerSpec& layer) {
     for (int from = 0; from < count_; from += ROWS) {
       const int rows = std::min(ROWS, count_ - from);
       const int* index = identity_.data() + from;
-      kernels_.gemm(*layer.gate, begin, end, normed_, index, rows, gate, width);
-      kernels_.gemm(*layer.up, begin, end, normed_, index, rows, up, width);
+      kernels_.gemm(*layer.gate, begin, end, x, index, rows, gate, width);
+      kernels_.gemm(*layer.up, begin, end, x, index, rows, up, width);
       for (int i = 0; i < rows; i++)
         kernels_.silu_and_mul(gate + i * width, up + i * width, width,
                               gated_.row(from + i) + begin * LANES);

@@ -59,14 +59,13 @@ class Decoder {
  private:
   void reserve(int count);
   void embed(Member& me);
-  void normalise(Member& me, const float* weight, bool integer, Activations& out);
-  void project_heads(Member& me, const LayerSpec& layer, const KvLayer& kv);
-  void head(Member& me, const LayerSpec& layer, const KvLayer& kv, int index);
+  const Activations& normalised(Member& me, const float* weight, bool integer);
+  const Activations& quantized(Member& me, Activations& x, bool integer);
+  void project_heads(Member& me, const LayerSpec& layer, const Activations& x, const KvLayer& kv);
+  void head(Member& me, const LayerSpec& layer, const Activations& input, const KvLayer& kv,
+            int index);
   void add_product(Member& me, const Matrix& w, const Activations& x, const float* bias);
-  void gate_and_up(Member& me, const LayerSpec& layer);
-  void quantise(Member& me, Activations& x, bool integer);
-  template <class Task>
-  void each_row(Member& me, Task&& task);
+  void gate_and_up(Member& me, const LayerSpec& layer, const Activations& x);
   float* temporary(const Member& me) { return temporary_.data() + me.id() * temporary_stride_; }
 
   const DecoderSpec spec_;
@@ -82,6 +81,10 @@ class Decoder {
   std::vector<int> slot_;  // of each token
   int capacity_ = 0;
   Activations x_, normed_, attended_, gated_, head_input_;
+  struct Own {  // what a member prepares for itself when there are few rows
+    Activations normed, attended, gated;
+  };
+  std::vector<Own> own_;
   std::vector<float> q_;
   size_t temporary_stride_;
   std::vector<float> temporary_;
