@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from array import array
 from collections.abc import Callable
@@ -76,7 +77,11 @@ def test_namespaces_leave_nothing_behind() -> None:
 
 
 def lines_run(operation: Callable[[], object]) -> int:
-    """Source lines that `operation` executes: its work, measured without a clock."""
+    """Source lines that `operation` executes: its work, measured without a clock.
+
+    The garbage collector is off meanwhile: it may come at any allocation, and the finalizers and
+    callbacks it runs (those of hypothesis, say) are not work of the operation.
+    """
     lines = 0
 
     def trace(frame: FrameType, event: str, arg: Any) -> Any:
@@ -84,12 +89,15 @@ def lines_run(operation: Callable[[], object]) -> int:
         lines += event == "line"
         return trace
 
-    before = sys.gettrace()
+    before, collecting = sys.gettrace(), gc.isenabled()
+    gc.disable()
     sys.settrace(trace)
     try:
         operation()
     finally:
         sys.settrace(before)
+        if collecting:
+            gc.enable()
     return lines
 
 
