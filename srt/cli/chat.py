@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from phloem.srt.cli.options import ConfigFile, EngineOptions, ModelName, with_model
@@ -71,34 +75,71 @@ class Conversation:
         self.messages.append(ChatMessage(role="user", content=text))
         said: list[str] = []
         try:
-            self._stream(said)
+            whole = self._stream(said)
         except KeyboardInterrupt:
-            self._write("\n")
-            self._tell("(interrupted)")
+            whole = False
         except PhloemError as error:
             if said:
                 self._write("\n")
             self._tell(f"error: {error.message}")
             self.messages.pop()
             return
+        if not whole:
+            self._write("\n")
+            self._tell("(interrupted)")
         self.messages.append(ChatMessage(role="assistant", content="".join(said)))
 
-    def _stream(self, said: list[str]) -> None:
-        request = GenerateRequest(
-            prompt=self._engine.render_chat(self.messages),
-            sampling=SamplingParams(
-                max_tokens=self._answer.max_tokens,
-                temperature=self._answer.temperature,
-                seed=self._answer.seed,
-            ),
-        )
-        for chunk in self._engine.stream(request):
-            said.append(chunk.text)
-            self._write(chunk.text)
-            if chunk.finish is not None:
-                self._write("\n")
-                if chunk.finish.reason is FinishReason.LENGTH:
-                    self._tell("(cut at its greatest length)")
+    def _stream(self, said: list[str]) -> bool:
+        """Write the answer as it comes, and into `said`; False if Ctrl-C ended it."""
+        rid = uuid.uuid4().hex
+        stopped = False
+
+        def stop() -> None:
+            nonlocal stopped
+            stopped = True
+            # Ends the wait for the next chunk, which a long prompt may keep away for long.
+            self._engine.loop.call_soon_threadsafe(self._engine.engine.abort, rid)
+
+        with on_interrupt(stop):
+            request = GenerateRequest(
+                prompt=self._engine.render_chat(self.messages),
+                rid=rid,
+                sampling=SamplingParams(
+                    max_tokens=self._answer.max_tokens,
+                    temperature=self._answer.temperature,
+                    seed=self._answer.seed,
+                ),
+            )
+            for chunk in self._engine.stream(request):
+                if stopped:
+                    return False  # leaving the loop aborts a request that `stop` came too early for
+                said.append(chunk.text)
+                self._write(chunk.text)
+                if chunk.finish is not None:
+                    self._write("\n")
+                    if chunk.finish.reason is FinishReason.LENGTH:
+                        self._tell("(cut at its greatest length)")
+        return True
+
+
+@contextmanager
+def on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
+    """The first Ctrl-C in the block calls `stop`; a second raises `KeyboardInterrupt`, as outside.
+
+    The exception would land wherever the main thread is, also between handing work to the engine's
+    loop and waiting for it: the work would go on and the request could not be closed. `stop` lets
+    all that end in order. The second one is for an engine that does not answer.
+    """
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, before)
+        stop()
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def chat(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,18 +56,27 @@ def phloem(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
 
 @dataclass
 class ScriptedEngine:
-    """Stands in for `BlockingEngine`: answers with `pieces`, or fails as told."""
+    """Stands in for `BlockingEngine`: answers with `pieces`, or fails as told.
+
+    Ctrl-C comes `interrupts` times before piece `interrupt_after`.
+    """
 
     pieces: list[str] = field(default_factory=lambda: ["Hel", "lo"])
     finish: FinishReason = FinishReason.STOP
     error: PhloemError | None = None
     interrupt_after: int | None = None
+    interrupts: int = 1
     config: ServeConfig | None = None
     requests: list[GenerateRequest] = field(default_factory=list)
     chats: list[list[ChatMessage]] = field(default_factory=list)
     closed: bool = False
     engine: SimpleNamespace = field(
-        default_factory=lambda: SimpleNamespace(card=SimpleNamespace(name="scripted"))
+        default_factory=lambda: SimpleNamespace(
+            card=SimpleNamespace(name="scripted"), abort=lambda rid: True
+        )
+    )
+    loop: SimpleNamespace = field(
+        default_factory=lambda: SimpleNamespace(call_soon_threadsafe=lambda call, *a: call(*a))
     )
 
     def __enter__(self) -> ScriptedEngine:
@@ -84,7 +94,8 @@ class ScriptedEngine:
         yield Chunk(rid="r")
         for position, piece in enumerate(self.pieces):
             if position == self.interrupt_after:
-                raise KeyboardInterrupt
+                for _ in range(self.interrupts):
+                    signal.raise_signal(signal.SIGINT)
             yield Chunk(rid="r", text=piece)
         if self.error is not None:
             raise self.error

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
-from collections.abc import Iterator
+import signal
+from collections.abc import AsyncGenerator, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from phloem.srt import blocking
 from phloem.srt.errors import PromptTooLong
+from phloem.srt.generation import ChatMessage, Chunk, Finish, GenerateRequest
 from phloem.srt.messages import FinishReason
 
 
@@ -61,13 +66,74 @@ def test_unknown_command_is_not_sent_to_the_model(say: Any, engine: Any) -> None
     assert engine.chats == []
 
 
-def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(say: Any, engine: Any) -> None:
-    engine.interrupt_after = 1
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(say: Any, engine: Any, times: int) -> None:
+    engine.interrupt_after, engine.interrupts = 1, times
     result = say("hi", "go on")
     assert result.code == 0
     assert result.out == "Hel\nHel\n"
-    assert "(interrupted)" in result.err
+    assert result.err.count("(interrupted)") == 2
     assert roles(engine.chats[1])[1] == ("assistant", "Hel")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+class HalfwayEngine:
+    """Stands in for `Engine`: its first answer stays where it is until it is aborted."""
+
+    def __init__(self, config: object, *, progress: object) -> None:
+        self.card = SimpleNamespace(name="halfway")
+        self.aborted: dict[str | None, asyncio.Event] = {}
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def render_chat(self, messages: list[ChatMessage]) -> list[int]:
+        return [1, 2, 3]
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+        aborted = self.aborted[request.rid] = asyncio.Event()
+        yield Chunk(rid="r")
+        yield Chunk(rid="r", text="Hel")
+        if len(self.aborted) == 1:
+            await aborted.wait()
+            yield Chunk(rid="r", finish=Finish(FinishReason.ABORT))
+        else:
+            yield Chunk(rid="r", text="lo")
+            yield Chunk(rid="r", finish=Finish(FinishReason.STOP))
+
+    def abort(self, rid: str) -> bool:
+        if rid in self.aborted:
+            self.aborted[rid].set()
+        return rid in self.aborted
+
+
+@pytest.mark.parametrize("handed_over", [False, True])
+@pytest.mark.parametrize(
+    ("work", "written"), [("render_chat", ""), ("accepted", ""), ("piece", ""), ("wait", "Hel")]
+)
+def test_ctrl_c_at_a_hand_over_to_the_loop(
+    say: Any, monkeypatch: pytest.MonkeyPatch, work: str, written: str, handed_over: bool
+) -> None:
+    """Just before, or just after, the main thread gives the engine's loop something to do."""
+    hand_over = asyncio.run_coroutine_threadsafe
+    works = iter(["start", "render_chat", "accepted", "piece", "wait"])
+
+    def interrupted(coroutine: Any, loop: asyncio.AbstractEventLoop) -> Any:
+        now = next(works, None) == work
+        if now and not handed_over:
+            signal.raise_signal(signal.SIGINT)
+        future = hand_over(coroutine, loop)
+        if now and handed_over:
+            signal.raise_signal(signal.SIGINT)
+        return future
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+    monkeypatch.setattr(blocking, "Engine", HalfwayEngine)
+    result = say("hi", "go on")
+    assert result.code == 0
+    assert result.out == f"{written}\nHello\n"
+    assert result.err.count("(interrupted)") == 1
 
 
 def test_ctrl_c_at_the_prompt_does_not_leave(
