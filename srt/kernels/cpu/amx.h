@@ -39,6 +39,8 @@ static inline const uint8_t* unpacked_codes(const Matrix& w, const uint8_t* bloc
   uint8_t* out = thread_buffer(static_cast<size_t>(w.groups()) * GROUP * LANES);
   for (int g = 0; g < w.groups(); g++) {
     const uint8_t* codes = IntegerLayout<KIND, SCALE_GROUP, MIN, WIDE>::codes(block, g);
+    for (size_t line = 0; line < GROUP * LANES / 2 + 64; line += 64)
+      __builtin_prefetch(codes + AHEAD + line, 0, 2);
     uint8_t* group = out + static_cast<size_t>(g) * GROUP * LANES;
     for (int j = 0; j < 4; j++) {
       const u8x64 run = load_codes(codes + j * 64);

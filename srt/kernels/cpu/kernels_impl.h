@@ -172,11 +172,9 @@ static inline void integer_tile(const Matrix& w, const uint8_t* block, const Qua
   for (int r = 0; r < R; r++) total[r] = zero();
   for (int g = 0; g < groups; g++) {
     const uint8_t* codes = Layout::codes(block, g);
-    if (R <= 2) {
-      const uint8_t* later = Layout::record(block, g) + (g % 2) * (Layout::RECORD / 2) + AHEAD;
-      for (size_t line = 0; line < Layout::RECORD / 2; line += 64)
-        __builtin_prefetch(later + line, 0, 2);
-    }
+    const uint8_t* later = Layout::record(block, g) + (g % 2) * (Layout::RECORD / 2) + AHEAD;
+    for (size_t line = 0; line < Layout::RECORD / 2; line += 64)
+      __builtin_prefetch(later + line, 0, 2);
     for (int part = 0; part < PARTS; part++) {
       i32x16 products[R];
       for (int r = 0; r < R; r++) {

@@ -15,8 +15,10 @@
 namespace phloem {
 namespace {
 
-constexpr int SPINS_IN_A_STEP = 4000;  // some 50 microseconds: longer than any phase lags behind
-constexpr int SPINS_BETWEEN_STEPS = 0;
+using Clock = std::chrono::steady_clock;
+
+// Members of a phase end within a few microseconds of each other, unless one is off its core.
+constexpr auto PATIENCE = std::chrono::microseconds(20);
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -47,11 +49,18 @@ void Team::Gate::open() {
   if (asleep_.load() > 0) wake_all(value_);
 }
 
-void Team::Gate::wait_beyond(uint32_t seen, int spins) {
-  for (int i = 0; i < spins; i++) {
-    if (value() != seen) return;
-    relax();
-  }
+void Team::Gate::spin_beyond(uint32_t seen) const {
+  const auto end = Clock::now() + PATIENCE;
+  do {
+    for (int i = 0; i < 8; i++) {
+      if (value() != seen) return;
+      relax();
+    }
+  } while (Clock::now() < end);
+}
+
+void Team::Gate::wait_beyond(uint32_t seen) {
+  if (value() != seen) return;
   asleep_.fetch_add(1);
   while (value() == seen) sleep_on(value_, seen);
   asleep_.fetch_sub(1);
@@ -80,7 +89,7 @@ void Team::run(const std::function<void(Member&)>& job) {
 void Team::serve(int id) {
   uint32_t seen = 0;
   for (;;) {
-    jobs_.wait_beyond(seen, SPINS_BETWEEN_STEPS);
+    jobs_.wait_beyond(seen);
     seen++;
     if (stop_) return;
     Member me(*this, id);
@@ -98,7 +107,8 @@ void Member::finish(int parity) {
     team_.arrived_.store(0);
     team_.phases_.open();
   } else {
-    team_.phases_.wait_beyond(seen, SPINS_IN_A_STEP);
+    team_.phases_.spin_beyond(seen);
+    team_.phases_.wait_beyond(seen);
   }
 }
 

@@ -41,7 +41,8 @@ class Team {
   class alignas(64) Gate {
    public:
     void open();
-    void wait_beyond(uint32_t seen, int spins);
+    void spin_beyond(uint32_t seen) const;  // for a moment
+    void wait_beyond(uint32_t seen);        // asleep
     uint32_t value() const { return value_.load(std::memory_order_acquire); }
 
    private:
