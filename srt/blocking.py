@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -64,15 +64,25 @@ class BlockingEngine:
     def stream(self, request: GenerateRequest) -> Iterator[Chunk]:
         """Chunks as they come. Leaving the loop early aborts the request."""
         chunks = self.engine.generate(request)
+        step: asyncio.Task[Any] | None = None
 
         async def following() -> Chunk | None:
+            nonlocal step
+            step = asyncio.current_task()
             return await anext(chunks, None)
+
+        async def closed() -> None:
+            # Ctrl-C may leave `_call` after it handed a step over and before it could cancel it.
+            if step is not None and not step.done():
+                step.cancel()
+                await asyncio.wait({step})
+            await chunks.aclose()
 
         try:
             while (chunk := self._call(following())) is not None:
                 yield chunk
         finally:
-            self._call(_closed(chunks))
+            self._call(closed())
 
     def render_chat(self, messages: list[ChatMessage]) -> list[int]:
         """A chat as the token ids of its prompt, ready for the assistant's turn."""
@@ -108,7 +118,3 @@ class BlockingEngine:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-async def _closed(chunks: AsyncGenerator[Chunk, None]) -> None:
-    await chunks.aclose()
