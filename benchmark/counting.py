@@ -1,0 +1,176 @@
+"""What a kernel cannot do without: bytes that have to be read, multiply-adds that have to be done.
+
+Counted are the weights as the kernels keep them, once a step; the keys and values that a row's
+queries see, once a row; and the logits written. All other activations stay in a core's own caches
+and are not counted, nor are norms, rotations and softmaxes, nor the lookup of embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from phloem.srt.checkpoint.config import ModelConfig
+
+LANES = 16
+"""Outputs that lie side by side."""
+GROUP = 32
+"""Columns whose activations share a scale."""
+KV_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a weight matrix is kept: bits of a code, and what is beside the codes.
+
+    `group` columns share a scale of `scale_bytes`, and a minimum as large where `minima`; 0: all
+    columns. Floats have no scales.
+    """
+
+    bits: int
+    group: int = GROUP
+    scale_bytes: int = 2
+    minima: bool = False
+    floats: bool = False
+
+    def nbytes(self, rows: int, columns: int) -> int:
+        """Bytes of a matrix: whole blocks of 16 rows, whole pairs of groups of 32 columns."""
+        blocks = -(-rows // LANES)
+        if self.floats:
+            return blocks * LANES * columns * self.bits // 8
+        groups = -(-columns // GROUP)
+        groups += groups % 2
+        codes = groups * GROUP * self.bits // 8
+        scales = groups * (GROUP // self.group) if self.group else 1
+        return blocks * LANES * (codes + scales * self.scale_bytes * (2 if self.minima else 1))
+
+
+LAYOUTS = {
+    "F32": Layout(32, floats=True),
+    "F16": Layout(16, floats=True),
+    "BF16": Layout(16, floats=True),
+    "Q4_0": Layout(4),
+    "Q4_1": Layout(4, minima=True),
+    "Q4_K": Layout(4, scale_bytes=4, minima=True),
+    "int4": Layout(4, minima=True),
+    "Q5_0": Layout(8),
+    "Q5_1": Layout(8, scale_bytes=4, minima=True),
+    "Q5_K": Layout(8, scale_bytes=4, minima=True),
+    "Q6_K": Layout(8, group=16, scale_bytes=4),
+    "Q8_0": Layout(8),
+    "IQ4_NL": Layout(8),
+    "int8": Layout(8, group=0, scale_bytes=4),
+}
+"""Formats the kernels read; a checkpoint's other types are kept as F32."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Bytes to move, multiply-adds of int8 and of float32."""
+
+    nbytes: int = 0
+    int8: int = 0
+    float32: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.nbytes + other.nbytes, self.int8 + other.int8, self.float32 + other.float32
+        )
+
+    def seconds(self, bandwidth: float, rates: Mapping[str, float]) -> tuple[float, str]:
+        """The least time it takes, and which of "memory" and "arithmetic" makes it so.
+
+        `bandwidth` is in bytes a second, `rates` in multiply-adds a second, by type.
+        """
+        moving = self.nbytes / bandwidth
+        computing = self.int8 / rates["int8"] + self.float32 / rates["float32"]
+        return max((moving, "memory"), (computing, "arithmetic"))
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A matrix [rows, columns] kept in `format`."""
+
+    format: str
+    rows: int
+    columns: int
+
+    def product(self, count: int) -> Work:
+        """With `count` rows of activations."""
+        layout = LAYOUTS[self.format]
+        operations = self.rows * self.columns * count
+        return Work(
+            layout.nbytes(self.rows, self.columns),
+            int8=0 if layout.floats else operations,
+            float32=operations if layout.floats else 0,
+        )
+
+
+@dataclass(frozen=True)
+class Row:
+    """A step's row: its last `count` tokens of `length` are new."""
+
+    count: int
+    length: int
+
+    @property
+    def seen(self) -> int:
+        """Keys that its queries see, all together: the new ones see each other causally."""
+        before = self.length - self.count
+        return self.count * before + self.count * (self.count + 1) // 2
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Attention of one layer. Every token sees all before it: windows are not counted."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    kv_dtype: str
+
+    @property
+    def token_bytes(self) -> int:
+        """A token's keys and values; int8 has a float32 scale a vector."""
+        padded = -(-self.head_dim // LANES) * LANES
+        scale = 4 if self.kv_dtype == "int8" else 0
+        return 2 * self.kv_heads * (padded * KV_BYTES[self.kv_dtype] + scale)
+
+    def attend(self, rows: Iterable[Row]) -> Work:
+        """One layer's attention."""
+        work = Work()
+        for row in rows:
+            products = 2 * row.seen * self.heads * self.head_dim
+            work += Work(row.length * self.token_bytes, float32=products)
+        return work
+
+
+def norm_and_quantise(columns: int, rows: int) -> Work:
+    """RMSNorm, then int8: float32 read, float32 and codes with their scales and sums written.
+
+    Some 5 operations an element, of which each counts as a multiply-add.
+    """
+    values = columns * rows
+    return Work(values * (4 + 4 + 1) + values * 20 // GROUP, float32=5 * values)
+
+
+def head(weight: Weight, count: int) -> Work:
+    """The logits of `count` rows, written as float32."""
+    return weight.product(count) + Work(4 * weight.rows * count)
+
+
+def step(
+    config: ModelConfig, weights: Mapping[str, Weight], rows: Sequence[Row], kv_dtype: str
+) -> Work:
+    """A whole step, each row's last token through the head. `weights` are the model's matrices by
+    canonical name."""
+    count = sum(row.count for row in rows)
+    last = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
+    work = head(weights[last], len(rows))
+    for name, weight in weights.items():
+        if name.startswith("model.layers."):
+            work += weight.product(count)
+    shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, kv_dtype)
+    for _ in range(config.num_layers):
+        work += shape.attend(rows)
+    return work
