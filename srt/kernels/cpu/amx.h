@@ -28,6 +28,8 @@ static inline void configure_tiles() {
   config.rows[4] = TILE_ROWS;
   config.row_bytes[5] = 64;
   config.rows[5] = COLUMNS / 4;
+  // The intrinsic does not tell every compiler that it reads the whole of `config`.
+  asm volatile("" : : "r"(&config) : "memory");
   _tile_loadconfig(&config);
 }
 

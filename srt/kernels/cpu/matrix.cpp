@@ -1,14 +1,10 @@
 #include "matrix.h"
 
-#include <cstdlib>
 #include <cstring>
 
+#include "arena.h"
 #include "half.h"
 #include "packing.h"
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 namespace phloem {
 namespace {
@@ -83,38 +79,19 @@ void put_codes(const Matrix& m, uint8_t* block, int lane, const Row& row) {
   }
 }
 
-uint8_t* allocate(size_t bytes) {
-#if defined(__linux__)
-  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (p == MAP_FAILED) return nullptr;
-  madvise(p, bytes, MADV_HUGEPAGE);
-  return static_cast<uint8_t*>(p);
-#else
-  return static_cast<uint8_t*>(std::calloc(bytes, 1));
-#endif
-}
-
-void release(uint8_t* data, size_t bytes) {
-#if defined(__linux__)
-  munmap(data, bytes);
-#else
-  std::free(data);
-#endif
-}
-
 }  // namespace
 
 Matrix* new_matrix(const Format& format, int rows, int columns) {
   auto* m = new Matrix{format.kind, format.has_min, format.wide_scale, format.group, rows, columns,
                        nullptr};
-  m->data = allocate(m->bytes());
+  m->data = arena_allocate(m->bytes());
   if (m->data) return m;
   delete m;
   return nullptr;
 }
 
 void delete_matrix(Matrix* m) {
-  if (m) release(m->data, m->bytes());
+  if (m) arena_release(m->data);
   delete m;
 }
 
