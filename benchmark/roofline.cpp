@@ -30,12 +30,7 @@
 #include "team.h"
 
 // As in the kernels' own files.
-#if defined(ROOFLINE_amx)
-PHLOEM_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,amx-tile,amx-int8,avx2,fma,f16c")
-#define PHLOEM_ISA amx
-#define PHLOEM_VNNI
-#include "vector_avx512.h"
-#elif defined(ROOFLINE_avx512vnni)
+#if defined(ROOFLINE_avx512vnni)
 PHLOEM_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
 #define PHLOEM_ISA avx512vnni
 #define PHLOEM_VNNI
@@ -114,36 +109,6 @@ float multiply_float32(int count) {
   for (int i = 1; i < IN_FLIGHT; i++) sums[0] = add(sums[0], sums[i]);
   return sum(sums[0]);
 }
-
-#if defined(ROOFLINE_amx)
-constexpr int TILE_PRODUCTS = 16 * 16 * 64;
-
-float multiply_tiles(int count) {
-  alignas(64) uint8_t config[64] = {1};
-  for (int tile = 0; tile < 8; tile++) {
-    config[16 + 2 * tile] = 64;  // bytes of a row
-    config[48 + tile] = 16;      // rows
-  }
-  asm volatile("" : : "r"(config) : "memory");  // some compilers believe that 8 bytes are read
-  _tile_loadconfig(config);
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  _tile_zero(4);
-  _tile_zero(5);
-  _tile_zero(6);
-  _tile_zero(7);
-  for (int n = 0; n < count; n++) {
-    _tile_dpbsud(0, 4, 6);
-    _tile_dpbsud(1, 4, 7);
-    _tile_dpbsud(2, 5, 6);
-    _tile_dpbsud(3, 5, 7);
-  }
-  _tile_release();
-  return 0;
-}
-#endif
 
 }  // namespace
 }  // namespace PHLOEM_ISA
@@ -335,7 +300,7 @@ API int roofline_read(int64_t bytes, int threads, double seconds, double* times,
 }
 
 // Seconds a multiply-add, all threads together. `type`: "int8" and "float32" with the instructions
-// that the kernels use, "int8 tiles", "bfloat16"; no repetitions where there are no such
+// that the kernels use, "bfloat16"; no repetitions where there are no such
 // instructions.
 API int roofline_multiply(const char* type, int threads, double seconds, double* times,
                           int capacity) {
@@ -349,12 +314,6 @@ API int roofline_multiply(const char* type, int threads, double seconds, double*
       multiply = PHLOEM_ISA::multiply_float32;
       each = PHLOEM_ISA::IN_FLIGHT * 16;
     }
-#if defined(ROOFLINE_amx)
-    if (std::strcmp(type, "int8 tiles") == 0) {
-      multiply = PHLOEM_ISA::multiply_tiles;
-      each = 4 * PHLOEM_ISA::TILE_PRODUCTS;
-    }
-#endif
 #if defined(__x86_64__)
     if (std::strcmp(type, "bfloat16") == 0 && __builtin_cpu_supports("avx512bf16")) {
       multiply = multiply_bfloat16;

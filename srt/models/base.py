@@ -31,7 +31,7 @@ class Model(Protocol):
         hidden: NDArray[np.float32],
         masks: Sequence[NDArray[np.int32] | None] | None = None,
     ) -> NDArray[np.float32]:
-        """[m, hidden] → [m, vocab], contiguous, the caller's to change.
+        """[m, hidden] → [m, vocab], contiguous, the caller's to change until the next call.
 
         Row i of `masks` is a packed vocabulary mask [ceil(vocab / 32)]: tokens it forbids may get
         -inf instead of being computed (a model that does not use that computes all).

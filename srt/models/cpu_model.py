@@ -70,6 +70,7 @@ class CpuModel:
     ) -> None:
         self._config = config = checkpoint.config
         self._handle: int | None = None
+        self._logits = np.empty((0, config.vocab_size), np.float32)
         self._kernels = Kernels(isa)
         self._team = Team(threads)
         self._quantization = quantization
@@ -160,7 +161,10 @@ class CpuModel:
         hidden: NDArray[np.float32],
         masks: Sequence[NDArray[np.int32] | None] | None = None,
     ) -> NDArray[np.float32]:
-        out = np.empty((len(hidden), self._config.vocab_size), np.float32)
+        # Fresh memory for every step would be cleared by the system, page after page.
+        if len(self._logits) < len(hidden):
+            self._logits = np.empty((len(hidden), self._config.vocab_size), np.float32)
+        out = self._logits[: len(hidden)]
         if not len(hidden):
             return out
         pointers = None

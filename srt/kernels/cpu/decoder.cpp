@@ -214,6 +214,11 @@ void Decoder::logits(int count, const float* hidden, const int32_t* const* masks
       const int begin = task * HEAD_WIDE, end = std::min(blocks, begin + HEAD_WIDE);
       const int width = (end - begin) * LANES;
       const int tokens = std::min(width, spec_.vocab - begin * LANES);
+      if (!masks && tokens == width && spec_.vocab % LANES == 0) {
+        kernels_.gemm(w, begin, end, head_input_, nullptr, count, out + begin * LANES,
+                      spec_.vocab);
+        return;
+      }
       float* product = temporary(me);
       int rows[ROWS];
       // A row takes part where its mask has a token among these; the others stay forbidden.

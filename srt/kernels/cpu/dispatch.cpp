@@ -1,12 +1,6 @@
 // Which kernels this CPU can run.
 #include <cstring>
 #include <string>
-#include <vector>
-
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 
 #include "kernels.h"
 
@@ -36,23 +30,8 @@ bool has_avxvnni() {
 }
 #endif
 
-#if defined(__x86_64__) && defined(__linux__)
-// AMX is there (leaf 7, EDX bits 24 and 25), and the kernel lets this process use tile data.
-bool has_amx() {
-  constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18;
-  uint32_t a, b, c, d;
-  asm volatile("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(7), "c"(0));
-  if (!(d >> 24 & 1) || !(d >> 25 & 1)) return false;
-  if (!has_avx512() || !__builtin_cpu_supports("avx512vnni")) return false;
-  return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0;
-}
-#endif
-
 const Candidate* candidates(size_t& count) {
   static const Candidate all[] = {
-#if defined(__x86_64__) && defined(__linux__)
-      {&amx_kernels, has_amx()},
-#endif
 #if defined(__x86_64__)
       {&avx512vnni_kernels, has_avx512() && __builtin_cpu_supports("avx512vnni")},
       {&avx512_kernels, has_avx512()},
@@ -66,13 +45,6 @@ const Candidate* candidates(size_t& count) {
 }
 
 }  // namespace
-
-uint8_t* thread_buffer(size_t bytes) {
-  thread_local std::vector<uint8_t> memory;
-  if (memory.size() < bytes + 64) memory.resize(bytes + 64);
-  const auto at = reinterpret_cast<uintptr_t>(memory.data());
-  return memory.data() + (64 - at % 64) % 64;
-}
 
 const Kernels* find_kernels(const char* name) {
   size_t count;

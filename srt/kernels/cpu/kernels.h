@@ -69,10 +69,7 @@ struct Kernels {
 };
 
 extern const Kernels generic_kernels, avx2_kernels, avxvnni_kernels, avx512_kernels,
-    avx512vnni_kernels, amx_kernels;
-
-// At least `bytes` of memory that belong to this thread, 64-byte aligned, until its next call.
-uint8_t* thread_buffer(size_t bytes);
+    avx512vnni_kernels;
 
 // The kernels called `name`; the best that this CPU has if it is null or empty. Null if there are
 // none of that name or this CPU cannot run them.

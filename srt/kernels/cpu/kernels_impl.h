@@ -220,44 +220,19 @@ static inline void integer_tile(const Matrix& w, const uint8_t* block, const Qua
   }
 }
 
-}  // namespace PHLOEM_ISA
-}  // namespace phloem
-
-#ifdef PHLOEM_AMX
-#include "amx.h"
-#endif
-
-namespace phloem {
-namespace PHLOEM_ISA {
-
 template <Kind KIND, int SCALE_GROUP, bool MIN, bool WIDE>
 static void integer_gemm(const Matrix& w, int begin, int end, const Activations& x,
                          const int* rows, int count, float* out, ptrdiff_t stride) {
   constexpr int MANY = 64;  // rows whose descriptions are at hand while all blocks pass
-#ifdef PHLOEM_AMX
-  if (count >= TILE_ROWS) configure_tiles<IntegerLayout<KIND, SCALE_GROUP, MIN, WIDE>::PART>();
-#endif
   for (int from = 0; from < count; from += MANY) {
     const int many = count - from < MANY ? count - from : MANY;
     QuantizedRow row[MANY];
     for (int i = 0; i < many; i++) row[i] = x.quantized(rows ? rows[from + i] : from + i);
-#ifdef PHLOEM_AMX
-    const ptrdiff_t x_stride = x.quantized(1).q - x.quantized(0).q;
-#endif
     for (int b = begin; b < end; b++) {
       const uint8_t* block = w.block(b);
       float* target[MANY];
       for (int i = 0; i < many; i++) target[i] = out + (from + i) * stride + (b - begin) * LANES;
       int i = 0;
-#ifdef PHLOEM_AMX
-      const uint8_t* unpacked = nullptr;
-      for (; i + TILE_ROWS <= many; i += TILE_ROWS) {
-        // A tile is loaded with one stride: its rows have to lie one after another.
-        if (row[i + TILE_ROWS - 1].q != row[i].q + (TILE_ROWS - 1) * x_stride) break;
-        if (i == 0) unpacked = unpacked_codes<KIND, SCALE_GROUP, MIN, WIDE>(w, block);
-        amx_tile<KIND, SCALE_GROUP, MIN, WIDE>(w, block, unpacked, row + i, x_stride, target + i);
-      }
-#endif
       for (; i + ROWS_INT <= many; i += ROWS_INT)
         integer_tile<KIND, SCALE_GROUP, MIN, WIDE, ROWS_INT>(w, block, row + i, target + i);
       for (; i + 4 <= many; i += 4)
@@ -268,9 +243,6 @@ static void integer_gemm(const Matrix& w, int begin, int end, const Activations&
         integer_tile<KIND, SCALE_GROUP, MIN, WIDE, 1>(w, block, row + i, target + i);
     }
   }
-#ifdef PHLOEM_AMX
-  if (count >= TILE_ROWS) _tile_release();
-#endif
 }
 
 // ------------------------------------------------------------------------------- float products
@@ -286,6 +258,7 @@ static inline f32x16 load_weights(const uint8_t* p, ptrdiff_t column) {
 template <Kind KIND, int R, int B>
 static inline void float_tile(const Matrix& w, const uint8_t* block, const float* const* x,
                               float* const* out) {
+  constexpr size_t BYTES = KIND == Kind::F32 ? 4 : 2;
   const size_t next = w.stride();
   f32x16 even[R][B], odd[R][B];
   for (int r = 0; r < R; r++)
@@ -293,6 +266,9 @@ static inline void float_tile(const Matrix& w, const uint8_t* block, const float
   int k = 0;
   for (; k + 2 <= w.columns; k += 2) {
     for (int b = 0; b < B; b++) {
+      const uint8_t* later = block + b * next + AHEAD + static_cast<size_t>(k) * LANES * BYTES;
+      for (size_t line = 0; line < 2 * LANES * BYTES; line += 64)
+        __builtin_prefetch(later + line, 0, 2);
       const f32x16 first = load_weights<KIND>(block + b * next, k);
       const f32x16 second = load_weights<KIND>(block + b * next, k + 1);
       for (int r = 0; r < R; r++) {
