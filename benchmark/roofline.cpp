@@ -171,7 +171,7 @@ int timed(int threads, double seconds, double* times, int capacity, Body&& body)
   bool more = true;
   int done = 0;
   double deadline = 0;
-  team.run([&](Member& me) {
+  team.run(threads, [&](Member& me) {
     const auto id = static_cast<size_t>(me.id());
     for (int i = 0; more; i++) {
       began[id] = now();

@@ -137,7 +137,7 @@ class Session:
         for size in SIZES:
             times = self.times(self.library.roofline_read, size, threads=threads, longer=5)
             bandwidth[size] = max(size / min(times), *(c.bandwidth[size] for c in before), 0.0)
-        for name in ("int8", "int8 tiles", "float32", "bfloat16"):
+        for name in ("int8", "float32", "bfloat16"):
             function = self.library.roofline_multiply
             times = self.times(function, name.encode(), threads=threads, longer=5)
             if times:

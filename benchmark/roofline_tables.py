@@ -27,9 +27,8 @@ class Ceilings:
         return self.bandwidth[min(SIZES, key=lambda size: abs(log2(size / working_set)))]
 
     def least_seconds(self, work: Work, working_set: int) -> tuple[float, str]:
-        """As `Work.seconds`; int8 in tiles where there are any."""
-        int8 = max(rate for name, rate in self.rates.items() if name.startswith("int8"))
-        return work.seconds(self.fitting(working_set), self.rates | {"int8": int8})
+        """As `Work.seconds`."""
+        return work.seconds(self.fitting(working_set), self.rates)
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,7 @@ API int phloem_attention_run(void* attention, int rows, const int32_t* counts,
         queries[static_cast<size_t>(i) * padded + d] = q[static_cast<size_t>(i) * dim + d] * scale;
     Activations attended(heads * dim, n);
     a.attention.plan(all);
-    a.team.run([&](Member& me) { a.attention.run(me, a.kv, queries.data(), attended); });
+    a.team.run(1, [&](Member& me) { a.attention.run(me, a.kv, queries.data(), attended); });
     for (int i = 0; i < n; i++)
       std::memcpy(out + static_cast<size_t>(i) * heads * dim, attended.row(i),
                   static_cast<size_t>(heads) * dim * sizeof(float));

@@ -8,9 +8,12 @@ namespace phloem {
 namespace {
 
 constexpr int FEW = 4;         // rows up to which every member prepares all of them for itself
+constexpr int PHASES = 9;      // of a layer, at most
 constexpr int ROWS = 64;        // rows that pass through a task together
 constexpr int WIDE = 4;        // blocks of a task
 constexpr int HEAD_WIDE = 16;  // blocks of a task of the head
+
+int tasks_of(const Matrix& w) { return (w.blocks() + WIDE - 1) / WIDE; }
 
 AttentionShape shape_of(const DecoderSpec& spec) {
   return {spec.heads, spec.kv_heads, spec.head_dim, spec.window, spec.soft_cap};
@@ -37,7 +40,9 @@ Decoder::Decoder(const DecoderSpec& spec, const Kernels& kernels, Team& team)
       head_input_(spec.hidden, 0),
       temporary_stride_(static_cast<size_t>(ROWS) *
                         std::max(2 * WIDE * LANES, std::max(shape_.padded_dim(), HEAD_WIDE * LANES))),
-      temporary_(temporary_stride_ * static_cast<size_t>(team.size())) {
+      temporary_(temporary_stride_ * static_cast<size_t>(team.size())),
+      step_job_([this](Member& me) { compute(me); }),
+      head_job_([this](Member& me) { compute_logits(me); }) {
   for (int i = 0; i < team.size(); i++)
     own_.push_back({{spec.hidden, FEW}, {spec.heads * spec.head_dim, FEW}, {spec.intermediate, FEW}});
   for (int i = 0; i < spec.layers; i++)
@@ -59,30 +64,35 @@ void Decoder::reserve(int count) {
 
 void Decoder::step(int count, const int32_t* tokens, const int32_t* positions,
                    const std::vector<SequenceRow>& rows, float* hidden) {
+  team_.settle();
   reserve(count);
   count_ = count;
   tokens_ = tokens;
   positions_ = positions;
+  hidden_ = hidden;
   for (const SequenceRow& row : rows)
     std::copy(row.slots + row.length - row.count, row.slots + row.length,
               slot_.begin() + row.query);
   attention_.plan(rows);
-  team_.run([&](Member& me) {
-    embed(me);
-    for (size_t i = 0; i < layers_.size(); i++) {
-      const LayerSpec& layer = layers_[i];
-      const bool integer_qkv = integer({layer.q, layer.k, layer.v});
-      project_heads(me, layer, normalised(me, layer.attention_norm, integer_qkv), *kv_[i]);
-      attention_.run(me, *kv_[i], q_.data(), attended_);
-      add_product(me, *layer.o, quantized(me, attended_, layer.o->integer()), layer.o_bias);
-      const bool integer_mlp = integer({layer.gate, layer.up});
-      gate_and_up(me, layer, normalised(me, layer.mlp_norm, integer_mlp));
-      add_product(me, *layer.down, quantized(me, gated_, layer.down->integer()), nullptr);
-    }
-    me.each(count_, [&](int i) {
-      kernels_.rms_norm(x_.row(i), spec_.norm, spec_.hidden, spec_.eps,
-                        hidden + static_cast<size_t>(i) * spec_.hidden);
-    });
+  team_.start(PHASES * spec_.layers + 2, step_job_);
+}
+
+void Decoder::compute(Member& me) {
+  embed(me);
+  for (size_t i = 0; i < layers_.size(); i++) {
+    const LayerSpec& layer = layers_[i];
+    const int heads = spec_.heads + 2 * spec_.kv_heads;
+    const bool integer_qkv = integer({layer.q, layer.k, layer.v});
+    project_heads(me, layer, normalised(me, layer.attention_norm, integer_qkv, heads), *kv_[i]);
+    attention_.run(me, *kv_[i], q_.data(), attended_);
+    add_product(me, *layer.o, quantized(me, attended_, *layer.o), layer.o_bias);
+    const bool integer_mlp = integer({layer.gate, layer.up});
+    gate_and_up(me, layer, normalised(me, layer.mlp_norm, integer_mlp, tasks_of(*layer.gate)));
+    add_product(me, *layer.down, quantized(me, gated_, *layer.down), nullptr);
+  }
+  me.each(count_, [&](int i) {
+    kernels_.rms_norm(x_.row(i), spec_.norm, spec_.hidden, spec_.eps,
+                      hidden_ + static_cast<size_t>(i) * spec_.hidden);
   });
 }
 
@@ -90,31 +100,33 @@ void Decoder::embed(Member& me) {
   me.each(count_, [&](int i) { read_row(*spec_.embedding, tokens_[i], x_.row(i)); });
 }
 
-// The norm of every row. Few rows are cheaper prepared by every member for itself than waited for.
-const Activations& Decoder::normalised(Member& me, const float* weight, bool integer) {
+// The norm of every row, for the `tasks` that follow. Few rows are cheaper prepared by every member
+// for itself than waited for.
+const Activations& Decoder::normalised(Member& me, const float* weight, bool integer, int tasks) {
   const bool few = count_ <= FEW;
   Activations& out = few ? own_[static_cast<size_t>(me.id())].normed : normed_;
   const auto prepare = [&](int i) {
     kernels_.rms_norm(x_.row(i), weight, spec_.hidden, spec_.eps, out.row(i));
     if (integer) kernels_.quantize(out.row(i), spec_.hidden, out.quantized(i));
   };
-  if (few)
-    for (int i = 0; i < count_; i++) prepare(i);
-  else
+  if (!few)
     me.each(count_, prepare);
+  else if (!me.late(tasks))
+    for (int i = 0; i < count_; i++) prepare(i);
   return out;
 }
 
-// x, with its rows in int8 too if `integer` asks for it.
-const Activations& Decoder::quantized(Member& me, Activations& x, bool integer) {
-  if (!integer) return x;
+// x, with its rows in int8 too if the product with w that follows is one of integers.
+const Activations& Decoder::quantized(Member& me, Activations& x, const Matrix& w) {
+  if (!w.integer()) return x;
   if (count_ > FEW) {
     me.each(count_, [&](int i) { kernels_.quantize(x.row(i), x.columns(), x.quantized(i)); });
     return x;
   }
   Own& own = own_[static_cast<size_t>(me.id())];
   Activations& out = &x == &attended_ ? own.attended : own.gated;
-  for (int i = 0; i < count_; i++) kernels_.quantize(x.row(i), x.columns(), out.quantized(i));
+  if (!me.late(tasks_of(w)))
+    for (int i = 0; i < count_; i++) kernels_.quantize(x.row(i), x.columns(), out.quantized(i));
   return out;
 }
 
@@ -161,9 +173,8 @@ void Decoder::head(Member& me, const LayerSpec& layer, const Activations& input,
 // x += w · input + bias
 void Decoder::add_product(Member& me, const Matrix& w, const Activations& input,
                           const float* bias) {
-  const int blocks = w.blocks(), tasks = (blocks + WIDE - 1) / WIDE;
-  me.each(tasks, [&](int task) {
-    const int begin = task * WIDE, end = std::min(blocks, begin + WIDE);
+  me.each(tasks_of(w), [&](int task) {
+    const int begin = task * WIDE, end = std::min(w.blocks(), begin + WIDE);
     const int width = (end - begin) * LANES;
     float* product = temporary(me);
     for (int from = 0; from < count_; from += ROWS) {
@@ -181,9 +192,8 @@ void Decoder::add_product(Member& me, const Matrix& w, const Activations& input,
 }
 
 void Decoder::gate_and_up(Member& me, const LayerSpec& layer, const Activations& x) {
-  const int blocks = layer.gate->blocks(), tasks = (blocks + WIDE - 1) / WIDE;
-  me.each(tasks, [&](int task) {
-    const int begin = task * WIDE, end = std::min(blocks, begin + WIDE);
+  me.each(tasks_of(*layer.gate), [&](int task) {
+    const int begin = task * WIDE, end = std::min(layer.gate->blocks(), begin + WIDE);
     const int width = (end - begin) * LANES;
     float* gate = temporary(me);
     float* up = gate + ROWS * width;
@@ -200,49 +210,57 @@ void Decoder::gate_and_up(Member& me, const LayerSpec& layer, const Activations&
 }
 
 void Decoder::logits(int count, const float* hidden, const int32_t* const* masks, float* out) {
-  const Matrix& w = *spec_.head;
+  team_.settle();
   head_input_.reserve(count);
-  const int blocks = w.blocks(), tasks = (blocks + HEAD_WIDE - 1) / HEAD_WIDE;
-  team_.run([&](Member& me) {
-    me.each(count, [&](int i) {
-      std::memcpy(head_input_.row(i), hidden + static_cast<size_t>(i) * spec_.hidden,
-                  static_cast<size_t>(spec_.hidden) * sizeof(float));
-      if (w.integer())
-        kernels_.quantize(head_input_.row(i), spec_.hidden, head_input_.quantized(i));
-    });
-    me.each(tasks, [&](int task) {
-      const int begin = task * HEAD_WIDE, end = std::min(blocks, begin + HEAD_WIDE);
-      const int width = (end - begin) * LANES;
-      const int tokens = std::min(width, spec_.vocab - begin * LANES);
-      if (!masks && tokens == width && spec_.vocab % LANES == 0) {
-        kernels_.gemm(w, begin, end, head_input_, nullptr, count, out + begin * LANES,
-                      spec_.vocab);
-        return;
-      }
-      float* product = temporary(me);
-      int rows[ROWS];
-      // A row takes part where its mask has a token among these; the others stay forbidden.
-      for (int i = 0; i < count;) {
-        int wanted = 0;
-        for (; i < count && wanted < ROWS; i++) {
-          const int32_t* mask = masks ? masks[i] : nullptr;
-          int32_t any = mask == nullptr;
-          for (int word = begin / 2; mask && word * 32 < begin * LANES + tokens; word++)
-            any |= mask[word];
-          if (any)
-            rows[wanted++] = i;
-          else
-            std::fill_n(out + static_cast<size_t>(i) * spec_.vocab + begin * LANES, tokens,
-                        -INFINITY);
-        }
-        if (!wanted) continue;
-        kernels_.gemm(w, begin, end, head_input_, rows, wanted, product, width);
-        for (int j = 0; j < wanted; j++)
-          std::memcpy(out + static_cast<size_t>(rows[j]) * spec_.vocab + begin * LANES,
-                      product + j * width, static_cast<size_t>(tokens) * sizeof(float));
-      }
-    });
+  head_ = {count, hidden, masks, out};
+  team_.start(2, head_job_);
+}
+
+void Decoder::compute_logits(Member& me) {
+  const Matrix& w = *spec_.head;
+  me.each(head_.count, [&](int i) {
+    std::memcpy(head_input_.row(i), head_.hidden + static_cast<size_t>(i) * spec_.hidden,
+                static_cast<size_t>(spec_.hidden) * sizeof(float));
+    if (w.integer())
+      kernels_.quantize(head_input_.row(i), spec_.hidden, head_input_.quantized(i));
   });
+  const int blocks = w.blocks();
+  me.each((blocks + HEAD_WIDE - 1) / HEAD_WIDE, [&](int task) {
+    const int begin = task * HEAD_WIDE, end = std::min(blocks, begin + HEAD_WIDE);
+    if (head_.masks || end * LANES > spec_.vocab)
+      some_logits(me, begin, end);
+    else
+      kernels_.gemm(w, begin, end, head_input_, nullptr, head_.count, head_.out + begin * LANES,
+                    spec_.vocab);
+  });
+}
+
+// Of blocks [begin, end), the logits of the rows whose masks have a token there; the others stay
+// forbidden.
+void Decoder::some_logits(Member& me, int begin, int end) {
+  const int width = (end - begin) * LANES;
+  const int tokens = std::min(width, spec_.vocab - begin * LANES);
+  float* product = temporary(me);
+  int rows[ROWS];
+  for (int i = 0; i < head_.count;) {
+    int wanted = 0;
+    for (; i < head_.count && wanted < ROWS; i++) {
+      const int32_t* mask = head_.masks ? head_.masks[i] : nullptr;
+      int32_t any = mask == nullptr;
+      for (int word = begin / 2; mask && word * 32 < begin * LANES + tokens; word++)
+        any |= mask[word];
+      if (any)
+        rows[wanted++] = i;
+      else
+        std::fill_n(head_.out + static_cast<size_t>(i) * spec_.vocab + begin * LANES, tokens,
+                    -INFINITY);
+    }
+    if (!wanted) continue;
+    kernels_.gemm(*spec_.head, begin, end, head_input_, rows, wanted, product, width);
+    for (int j = 0; j < wanted; j++)
+      std::memcpy(head_.out + static_cast<size_t>(rows[j]) * spec_.vocab + begin * LANES,
+                  product + j * width, static_cast<size_t>(tokens) * sizeof(float));
+  }
 }
 
 }  // namespace phloem

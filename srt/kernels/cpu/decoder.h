@@ -44,6 +44,7 @@ struct DecoderSpec {
 class Decoder {
  public:
   Decoder(const DecoderSpec& spec, const Kernels& kernels, Team& team);
+  ~Decoder() { team_.settle(); }
 
   // Computes `count` tokens at `positions`, of all rows one after another; writes their KV, and
   // their hidden states after the last norm to hidden [count][hidden].
@@ -58,9 +59,12 @@ class Decoder {
 
  private:
   void reserve(int count);
+  void compute(Member& me);
+  void compute_logits(Member& me);
+  void some_logits(Member& me, int begin, int end);
   void embed(Member& me);
-  const Activations& normalised(Member& me, const float* weight, bool integer);
-  const Activations& quantized(Member& me, Activations& x, bool integer);
+  const Activations& normalised(Member& me, const float* weight, bool integer, int tasks);
+  const Activations& quantized(Member& me, Activations& x, const Matrix& w);
   void project_heads(Member& me, const LayerSpec& layer, const Activations& x, const KvLayer& kv);
   void head(Member& me, const LayerSpec& layer, const Activations& input, const KvLayer& kv,
             int index);
@@ -78,6 +82,13 @@ class Decoder {
 
   int count_ = 0;  // of the step
   const int32_t *tokens_ = nullptr, *positions_ = nullptr;
+  float* hidden_ = nullptr;
+  struct {
+    int count;
+    const float* hidden;
+    const int32_t* const* masks;
+    float* out;
+  } head_{};
   std::vector<int> slot_;  // of each token
   int capacity_ = 0;
   Activations x_, normed_, attended_, gated_, head_input_;
@@ -89,6 +100,7 @@ class Decoder {
   size_t temporary_stride_;
   std::vector<float> temporary_;
   std::vector<int> identity_;
+  const std::function<void(Member&)> step_job_, head_job_;
 };
 
 }  // namespace phloem

@@ -128,9 +128,20 @@ static inline f32x16 load_scale(const uint8_t* p) {
   return load_f16(reinterpret_cast<const uint16_t*>(p));
 }
 
-// How far ahead of its use a weight is fetched into the second-level cache: far enough for memory
-// to answer, and over the ends of pages, where the hardware's own look-ahead stops.
+// Weights are fetched into the second-level cache some kilobytes before their use: far enough ahead
+// for memory to answer, and over the ends of pages, where the hardware's own look-ahead stops.
 constexpr size_t AHEAD = 4096;
+
+// The part of the next block that a tile fetches, `step` bytes with each group of its own. The
+// tiles of a block divide the next one among them, so that memory is busy as long as they compute.
+struct Fetch {
+  const uint8_t* from;
+  size_t step;
+  void operator()(int g) const {
+    const size_t begin = static_cast<size_t>(g) * step / 64, end = (g + 1) * step / 64;
+    for (size_t line = begin; line < end; line++) __builtin_prefetch(from + line * 64, 0, 2);
+  }
+};
 
 // Where things lie in a block of codes (see matrix.h).
 template <Kind KIND, int SCALE_GROUP, bool MIN, bool WIDE>
@@ -164,7 +175,7 @@ struct IntegerLayout {
 // roundings, one for the scaled products and one for the minima.
 template <Kind KIND, int SCALE_GROUP, bool MIN, bool WIDE, int R>
 static inline void integer_tile(const Matrix& w, const uint8_t* block, const QuantizedRow* x,
-                                float* const* out) {
+                                Fetch fetch, float* const* out) {
   using Layout = IntegerLayout<KIND, SCALE_GROUP, MIN, WIDE>;
   constexpr int PART = Layout::PART, PARTS = Layout::PARTS;
   const int groups = w.groups();
@@ -172,9 +183,7 @@ static inline void integer_tile(const Matrix& w, const uint8_t* block, const Qua
   for (int r = 0; r < R; r++) total[r] = zero();
   for (int g = 0; g < groups; g++) {
     const uint8_t* codes = Layout::codes(block, g);
-    const uint8_t* later = Layout::record(block, g) + (g % 2) * (Layout::RECORD / 2) + AHEAD;
-    for (size_t line = 0; line < Layout::RECORD / 2; line += 64)
-      __builtin_prefetch(later + line, 0, 2);
+    fetch(g);
     for (int part = 0; part < PARTS; part++) {
       i32x16 products[R];
       for (int r = 0; r < R; r++) {
@@ -232,15 +241,21 @@ static void integer_gemm(const Matrix& w, int begin, int end, const Activations&
       const uint8_t* block = w.block(b);
       float* target[MANY];
       for (int i = 0; i < many; i++) target[i] = out + (from + i) * stride + (b - begin) * LANES;
+      const size_t each = w.stride() / static_cast<size_t>(many);  // of the next block, for a row
+      const size_t groups = static_cast<size_t>(w.groups());
+      const auto fetch = [&](int i, int n) {
+        return Fetch{block + w.stride() + i * each, (n * each + 64) / groups};
+      };
       int i = 0;
       for (; i + ROWS_INT <= many; i += ROWS_INT)
-        integer_tile<KIND, SCALE_GROUP, MIN, WIDE, ROWS_INT>(w, block, row + i, target + i);
+        integer_tile<KIND, SCALE_GROUP, MIN, WIDE, ROWS_INT>(w, block, row + i,
+                                                             fetch(i, ROWS_INT), target + i);
       for (; i + 4 <= many; i += 4)
-        integer_tile<KIND, SCALE_GROUP, MIN, WIDE, 4>(w, block, row + i, target + i);
+        integer_tile<KIND, SCALE_GROUP, MIN, WIDE, 4>(w, block, row + i, fetch(i, 4), target + i);
       for (; i + 2 <= many; i += 2)
-        integer_tile<KIND, SCALE_GROUP, MIN, WIDE, 2>(w, block, row + i, target + i);
+        integer_tile<KIND, SCALE_GROUP, MIN, WIDE, 2>(w, block, row + i, fetch(i, 2), target + i);
       for (; i < many; i++)
-        integer_tile<KIND, SCALE_GROUP, MIN, WIDE, 1>(w, block, row + i, target + i);
+        integer_tile<KIND, SCALE_GROUP, MIN, WIDE, 1>(w, block, row + i, fetch(i, 1), target + i);
     }
   }
 }

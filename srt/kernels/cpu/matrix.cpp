@@ -97,7 +97,7 @@ void delete_matrix(Matrix* m) {
 
 void pack(const Format& format, const uint8_t* data, ptrdiff_t row_bytes, const int32_t* order,
           Team& team, Matrix& m) {
-  team.run([&](Member& me) {
+  team.run(1, [&](Member& me) {
     Row row;
     me.each(m.blocks(), [&](int b) {
       uint8_t* block = m.data + static_cast<size_t>(b) * m.stride();

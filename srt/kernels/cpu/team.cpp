@@ -17,7 +17,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Members of a phase end within a few microseconds of each other, unless one is off its core.
+// The tasks of a phase end within a few microseconds of each other, unless one is off its core.
 constexpr auto PATIENCE = std::chrono::microseconds(20);
 
 inline void relax() {
@@ -26,6 +26,19 @@ inline void relax() {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
+}
+
+// Spins until `condition` holds; false if that took too long.
+template <class Condition>
+bool holds_soon(Condition&& condition) {
+  const auto end = Clock::now() + PATIENCE;
+  do {
+    for (int i = 0; i < 8; i++) {
+      if (condition()) return true;
+      relax();
+    }
+  } while (Clock::now() < end);
+  return false;
 }
 
 #if defined(__linux__)
@@ -49,25 +62,13 @@ void Team::Gate::open() {
   if (asleep_.load() > 0) wake_all(value_);
 }
 
-void Team::Gate::spin_beyond(uint32_t seen) const {
-  const auto end = Clock::now() + PATIENCE;
-  do {
-    for (int i = 0; i < 8; i++) {
-      if (value() != seen) return;
-      relax();
-    }
-  } while (Clock::now() < end);
-}
-
 void Team::Gate::wait_beyond(uint32_t seen) {
-  if (value() != seen) return;
   asleep_.fetch_add(1);
   while (value() == seen) sleep_on(value_, seen);
   asleep_.fetch_sub(1);
 }
 
-Team::Team(int size)
-    : size_(size), counters_(std::make_unique<Counter[]>(static_cast<size_t>(2 * size))) {
+Team::Team(int size) : size_(size) {
   for (int id = 1; id < size; id++) threads_.emplace_back([this, id] { serve(id); });
 }
 
@@ -77,38 +78,53 @@ Team::~Team() {
   for (auto& thread : threads_) thread.join();
 }
 
-void Team::run(const std::function<void(Member&)>& job) {
-  job_ = &job;
-  for (int i = 0; i < 2 * size_; i++) counters_[static_cast<size_t>(i)].taken = 0;
-  jobs_.open();
+void Team::settle() const {
+  while (!holds_soon([this] { return inside_.load() == 0; })) std::this_thread::yield();
+}
+
+void Team::start(int phases, const std::function<void(Member&)>& job) {
   Member me(*this, 0);
+  if (size_ == 1) {
+    job(me);
+    return;
+  }
+  settle();
+  const size_t width = static_cast<size_t>(size_ + 1);
+  if (phases + 1 > capacity_) {  // one more: `late` looks at the phase after the last
+    capacity_ = phases + 1;
+    counters_ = std::make_unique<Counter[]>(static_cast<size_t>(capacity_) * width);
+  }
+  for (size_t i = 0; i < static_cast<size_t>(used_) * width; i++) counters_[i].value = 0;
+  job_ = &job;
+  open_ = true;
+  jobs_.open();
   job(me);
-  me.each(0, [](int) {});  // everybody has left the job
+  used_ = me.phase_;
+  open_ = false;
 }
 
 void Team::serve(int id) {
   uint32_t seen = 0;
   for (;;) {
     jobs_.wait_beyond(seen);
-    seen++;
+    seen = jobs_.value();
     if (stop_) return;
-    Member me(*this, id);
-    (*job_)(me);
-    me.each(0, [](int) {});
+    inside_.fetch_add(1);
+    if (open_.load()) {
+      Member me(*this, id);
+      (*job_)(me);
+    }
+    inside_.fetch_sub(1);
   }
 }
 
-void Member::finish(int parity) {
-  const uint32_t seen = team_.phases_.value();
-  if (team_.arrived_.fetch_add(1) + 1 == team_.size_) {
-    // Nobody uses the other counters: they were of the phase before.
-    for (int k = 0; k < team_.size_; k++)
-      team_.taken(parity ^ 1, k).store(0, std::memory_order_relaxed);
-    team_.arrived_.store(0);
-    team_.phases_.open();
-  } else {
-    team_.phases_.spin_beyond(seen);
-    team_.phases_.wait_beyond(seen);
+void Team::wait_until_done(int phase, int count) {
+  const auto over = [&] { return done(phase).load() == count; };
+  if (holds_soon(over)) return;
+  for (;;) {
+    const uint32_t seen = over_.value();
+    if (over()) return;
+    over_.wait_beyond(seen);
   }
 }
 

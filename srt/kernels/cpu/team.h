@@ -1,14 +1,15 @@
 // The threads of a step. Every member runs the same code, from phase to phase:
 //
-//   team.run([&](Member& me) {
+//   team.run(2, [&](Member& me) {
 //     me.each(heads, [&](int head) { … });   // shared out; nobody goes on before all are done
 //     me.each(blocks, [&](int block) { … });
 //   });
 //
 // A phase's tasks are cut into one run a member, so that each reads a contiguous part of memory;
-// who is done with his own takes over from the others. That matters where a member is off its core
-// for a while, because the server's other processes need it. At the end of a phase a member spins
-// for a moment, then sleeps: on a busy machine a spinning one would hold up the one it waits for.
+// who is done with his own takes over from the others. A phase is over when its tasks are done, not
+// when everybody has come: a member that is off its core, because the server's other processes need
+// it, is not waited for unless it holds a task, and catches up when it is back. Who has to wait
+// spins for a moment, then sleeps.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -29,21 +30,28 @@ class Team {
   Team& operator=(const Team&) = delete;
 
   int size() const { return size_; }
-  // Runs `job` on every member, the calling thread being one; returns when all are done.
-  void run(const std::function<void(Member&)>& job);
+  // Runs `job`, of at most `phases` phases, on every member, the calling thread being one; returns
+  // when everybody has left it.
+  void run(int phases, const std::function<void(Member&)>& job) {
+    start(phases, job);
+    settle();
+  }
+  // The same, but returns when all phases are over. A late member may be in the job still, though
+  // without a task: the job and what it reads must not change before `settle`.
+  void start(int phases, const std::function<void(Member&)>& job);
+  void settle() const;
 
  private:
   friend class Member;
   struct alignas(64) Counter {
-    std::atomic<int> taken{0};
+    std::atomic<int> value{0};
   };
   // A number that only grows, to wait on.
   class alignas(64) Gate {
    public:
     void open();
-    void spin_beyond(uint32_t seen) const;  // for a moment
-    void wait_beyond(uint32_t seen);        // asleep
-    uint32_t value() const { return value_.load(std::memory_order_acquire); }
+    void wait_beyond(uint32_t seen);  // asleep
+    uint32_t value() const { return value_.load(); }
 
    private:
     std::atomic<uint32_t> value_{0};
@@ -51,15 +59,20 @@ class Team {
   };
 
   void serve(int id);
-  std::atomic<int>& taken(int parity, int member) {
-    return counters_[static_cast<size_t>(parity * size_ + member)].taken;
+  void wait_until_done(int phase, int count);
+  // Of a phase: tasks taken of each member's run, and behind them the tasks that are done.
+  std::atomic<int>& taken(int phase, int member) {
+    return counters_[static_cast<size_t>(phase) * (size_ + 1) + member].value;
   }
+  std::atomic<int>& done(int phase) { return taken(phase, size_); }
 
   const int size_;
-  std::unique_ptr<Counter[]> counters_;  // of the phase and of the next one
-  alignas(64) std::atomic<int> arrived_{0};
-  Gate phases_, jobs_;
+  std::unique_ptr<Counter[]> counters_;
+  int capacity_ = 0, used_ = 0;  // phases
+  Gate over_, jobs_;
   const std::function<void(Member&)>* job_ = nullptr;
+  std::atomic<bool> open_{false};             // the job may be entered
+  alignas(64) std::atomic<int> inside_{0};    // members other than the caller that are in it
   std::atomic<bool> stop_{false};
   std::vector<std::thread> threads_;
 };
@@ -69,35 +82,53 @@ class Member {
   Member(Team& team, int id) : team_(team), id_(id) {}
   int id() const { return id_; }
 
-  // Runs task(0) … task(count - 1), each once, over all members; then waits for all of them.
+  // Runs task(0) … task(count - 1), each once, over all members; then waits until all are done.
   template <class Task>
   void each(int count, Task&& task) {
+    if (count == 0) return;
     const int size = team_.size_;
     if (size == 1) {
       for (int i = 0; i < count; i++) task(i);
       return;
     }
-    const int parity = phase_++ & 1;
+    const int phase = phase_++;
+    int own = 0;
     for (int k = 0; k < size; k++) {
       const int owner = (id_ + k) % size;
       const int begin = static_cast<int>(static_cast<int64_t>(count) * owner / size);
       const int end = static_cast<int>(static_cast<int64_t>(count) * (owner + 1) / size);
-      std::atomic<int>& taken = team_.taken(parity, owner);
-      for (;;) {
-        if (k > 0 && begin + taken.load(std::memory_order_relaxed) >= end) break;
-        const int i = begin + taken.fetch_add(1, std::memory_order_relaxed);
+      std::atomic<int>& taken = team_.taken(phase, owner);
+      while (begin + taken.load(std::memory_order_relaxed) < end) {
+        const int i = begin + taken.fetch_add(1);
         if (i >= end) break;
         task(i);
+        own++;
       }
     }
-    finish(parity);
+    if (own && team_.done(phase).fetch_add(own) + own == count)
+      team_.over_.open();
+    else
+      team_.wait_until_done(phase, count);
+  }
+
+  // Whether all of the `count` tasks of the next phase are taken already, by others: then what this
+  // member would prepare for them, it need not.
+  bool late(int count) const {
+    const int size = team_.size_;
+    if (size == 1) return false;
+    for (int owner = 0; owner < size; owner++) {
+      const int begin = static_cast<int>(static_cast<int64_t>(count) * owner / size);
+      const int end = static_cast<int>(static_cast<int64_t>(count) * (owner + 1) / size);
+      if (begin + team_.taken(phase_, owner).load() < end) return false;
+    }
+    return true;
   }
 
  private:
-  void finish(int parity);
+  friend class Team;
   Team& team_;
   const int id_;
-  uint32_t phase_ = 0;
+  int phase_ = 0;
 };
 
 }  // namespace phloem
