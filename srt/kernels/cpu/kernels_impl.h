@@ -47,6 +47,13 @@ static inline float decay_of(float x) {
   return lanes[0];
 }
 
+// Codes are x · lift · inverse_scale. The lift, a power of two and nearly always one, keeps the
+// inverse of the smallest peaks finite.
+static inline float lift_of(float peak) { return peak < 0x1p-100f ? 0x1p60f : 1.0f; }
+static inline float inverse_scale(float peak) {
+  return peak > 0 ? 127.0f / (peak * lift_of(peak)) : 0.0f;
+}
+
 static void quantize(const float* x, int columns, const QuantizedRow& out) {
   for (int g = 0; g * GROUP < columns; g++) {
     const float* p = x + g * GROUP;
@@ -59,20 +66,18 @@ static void quantize(const float* x, int columns, const QuantizedRow& out) {
       a = left >= LANES ? load(p) : load_part(p, left);
       b = left > LANES ? load_part(p + LANES, left - LANES) : zero();
     }
-    // 0 · x is zero, except that it carries not-a-number and infinity into the scale.
-    const f32x16 taint = fma(a, zero(), mul(b, zero()));
-    const float peak = largest(max(abs(a), abs(b)));
-    const float inverse = peak > 0 ? 127.0f / peak : 0.0f;
-    const f32x16 qa = round(mul(a, splat(inverse))), qb = round(mul(b, splat(inverse)));
-    store_s8(out.q + g * GROUP, qa);
-    store_s8(out.q + g * GROUP + LANES, qb);
-    // Whole numbers this small add up exactly.
-    const float first = sum(qa), second = sum(qb);
-    out.scale[g] = peak / 127.0f + sum(taint);
-    out.scaled_sum[g] = out.scale[g] * (first + second);
-    out.half_sum[2 * g] = static_cast<int32_t>(first);
-    out.half_sum[2 * g + 1] = static_cast<int32_t>(second);
-    out.sum[g] = out.half_sum[2 * g] + out.half_sum[2 * g + 1];
+    // Not-a-number and infinity are the largest magnitudes, so they end up in the scale.
+    const float peak = largest_magnitude(larger_magnitudes(a, b));
+    const f32x16 factor = splat(inverse_scale(peak)), lift = splat(lift_of(peak));
+    store_s8(out.q + g * GROUP, round(mul(mul(a, lift), factor)));
+    store_s8(out.q + g * GROUP + LANES, round(mul(mul(b, lift), factor)));
+    int32_t first, second;
+    sum_codes(out.q + g * GROUP, first, second);
+    out.scale[g] = peak / 127.0f;
+    out.sum[g] = first + second;
+    out.scaled_sum[g] = out.scale[g] * static_cast<float>(out.sum[g]);
+    out.half_sum[2 * g] = first;
+    out.half_sum[2 * g + 1] = second;
   }
 }
 
@@ -111,8 +116,13 @@ static inline void rotate_lanes(float* x, const float* cos, const float* sin, in
   const f32x16 c = whole ? load(cos + i) : load_part(cos + i, n);
   const f32x16 s = whole ? load(sin + i) : load_part(sin + i, n);
   const f32x16 first = sub(mul(a, c), mul(b, s)), second = add(mul(b, c), mul(a, s));
-  store_part(x + i, first, n);
-  store_part(x + half + i, second, n);
+  if (whole) {
+    store(x + i, first);
+    store(x + half + i, second);
+  } else {
+    store_part(x + i, first, n);
+    store_part(x + half + i, second, n);
+  }
 }
 
 static void rotate(float* x, const float* cos, const float* sin, int half) {
@@ -358,16 +368,14 @@ static void gemm(const Matrix& w, int begin, int end, const Activations& x, cons
 static void store_kv(const KvArray& kv, int slot, int head, const float* x) {
   const size_t place = static_cast<size_t>(slot) * kv.heads + head, at = place * kv.dim;
   if (kv.type == KvType::S8) {
-    f32x16 peaks = zero(), taint = zero();
-    for (int i = 0; i < kv.dim; i += LANES) {
-      peaks = max(peaks, abs(load(x + i)));
-      taint = fma(load(x + i), zero(), taint);
-    }
-    const float peak = largest(peaks);
-    kv.scales[place] = peak / 127.0f + sum(taint);
-    const f32x16 inverse = splat(peak > 0 ? 127.0f / peak : 0.0f);
+    f32x16 peaks = zero();
+    for (int i = 0; i < kv.dim; i += LANES) peaks = larger_magnitudes(peaks, load(x + i));
+    const float peak = largest_magnitude(peaks);
+    kv.scales[place] = peak / 127.0f;
+    const f32x16 factor = splat(inverse_scale(peak)), lift = splat(lift_of(peak));
     for (int i = 0; i < kv.dim; i += LANES)
-      store_s8(reinterpret_cast<int8_t*>(kv.data) + at + i, round(mul(load(x + i), inverse)));
+      store_s8(reinterpret_cast<int8_t*>(kv.data) + at + i,
+               round(mul(mul(load(x + i), lift), factor)));
     return;
   }
   for (int i = 0; i < kv.dim; i += LANES) {

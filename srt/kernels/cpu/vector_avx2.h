@@ -115,6 +115,33 @@ static inline float largest(f32x16 v) {
   const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
+static inline f32x16 larger_magnitudes(f32x16 x, f32x16 y) {
+  x = abs(x);
+  y = abs(y);
+  return {_mm256_castsi256_ps(
+              _mm256_max_epi32(_mm256_castps_si256(x.a), _mm256_castps_si256(y.a))),
+          _mm256_castsi256_ps(
+              _mm256_max_epi32(_mm256_castps_si256(x.b), _mm256_castps_si256(y.b)))};
+}
+static inline float largest_magnitude(f32x16 v) {
+  v = abs(v);
+  const __m256i eight = _mm256_max_epi32(_mm256_castps_si256(v.a), _mm256_castps_si256(v.b));
+  const __m128i four =
+      _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  const __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0xEE));
+  return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0x55))));
+}
+// Sums of the first and the second sixteen of thirty-two codes.
+static inline void sum_codes(const int8_t* q, int32_t& first, int32_t& second) {
+  const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q));
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), codes);
+  const __m256i quads = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  const __m128i eights =
+      _mm_hadd_epi32(_mm256_castsi256_si128(quads), _mm256_extracti128_si256(quads, 1));
+  const __m128i sums = _mm_hadd_epi32(eights, eights);
+  first = _mm_cvtsi128_si32(sums);
+  second = _mm_extract_epi32(sums, 1);
+}
 static inline __m256 sum_each_8(const f32x16* v) {
   __m256 eight[8], four[4];
   for (int i = 0; i < 8; i++) eight[i] = _mm256_add_ps(v[i].a, v[i].b);

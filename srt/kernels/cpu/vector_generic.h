@@ -122,6 +122,31 @@ static inline float largest(f32x16 a) {
   EACH_LANE r = a.lane[i] > r ? a.lane[i] : r;
   return r;
 }
+// The largest magnitude; not-a-number counts as the largest of all.
+static inline float largest_magnitude(f32x16 a) {
+  uint32_t r = 0;
+  EACH_LANE {
+    const uint32_t bits = float_to_bits(a.lane[i]) & 0x7FFFFFFF;
+    r = bits > r ? bits : r;
+  }
+  return bits_to_float(r);
+}
+static inline f32x16 larger_magnitudes(f32x16 a, f32x16 b) {
+  EACH_LANE {
+    const uint32_t x = float_to_bits(a.lane[i]) & 0x7FFFFFFF;
+    const uint32_t y = float_to_bits(b.lane[i]) & 0x7FFFFFFF;
+    a.lane[i] = bits_to_float(x > y ? x : y);
+  }
+  return a;
+}
+// Sums of the first and the second sixteen of thirty-two codes.
+static inline void sum_codes(const int8_t* q, int32_t& first, int32_t& second) {
+  first = second = 0;
+  EACH_LANE {
+    first += q[i];
+    second += q[i + 16];
+  }
+}
 // Lane i of the result is sum(v[i]).
 static inline f32x16 sum_each(const f32x16* v) {
   f32x16 r;
