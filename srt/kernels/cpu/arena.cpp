@@ -33,7 +33,8 @@ bool add_slab(size_t bytes) {
   slab.size = rounded(std::max(bytes, SLAB), HUGE_PAGE);
   slab.mapped = slab.size + HUGE_PAGE;
 #if defined(__linux__)
-  void* p = mmap(nullptr, slab.mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* p = mmap(nullptr, slab.mapped, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) return false;
 #else
   void* p = std::calloc(slab.mapped, 1);

@@ -2,13 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <new>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
+#include "arena.h"
 
 namespace phloem {
 namespace {
@@ -17,28 +14,6 @@ constexpr int SHORT_ROW = 4;  // queries up to which a row has its chunks in par
 
 size_t element_bytes(KvType type) {
   return type == KvType::F32 ? 4 : type == KvType::S8 ? 1 : 2;
-}
-
-// Zero pages that exist once they are written.
-void* lazy_zeros(size_t bytes) {
-#if defined(__linux__)
-  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (p == MAP_FAILED) throw std::bad_alloc();
-#else
-  void* p = std::calloc(bytes, 1);
-  if (!p) throw std::bad_alloc();
-#endif
-  return p;
-}
-
-void release(void* p, size_t bytes) {
-#if defined(__linux__)
-  if (p) munmap(p, bytes);
-#else
-  (void)bytes;
-  std::free(p);
-#endif
 }
 
 size_t data_bytes(const KvArray& kv, int slots) {
@@ -57,15 +32,17 @@ KvLayer::KvLayer(const AttentionShape& shape, KvType type, int slots) : slots_(s
 
 KvArray KvLayer::allocate(const AttentionShape& shape, KvType type) {
   KvArray kv{type, nullptr, nullptr, shape.kv_heads, shape.padded_dim()};
-  kv.data = static_cast<uint8_t*>(lazy_zeros(data_bytes(kv, slots_)));
-  if (type == KvType::S8) kv.scales = static_cast<float*>(lazy_zeros(scale_bytes(kv, slots_)));
+  kv.data = arena_allocate(data_bytes(kv, slots_));
+  if (type == KvType::S8)
+    kv.scales = reinterpret_cast<float*>(arena_allocate(scale_bytes(kv, slots_)));
+  if (!kv.data || (type == KvType::S8 && !kv.scales)) throw std::bad_alloc();
   return kv;
 }
 
 KvLayer::~KvLayer() {
   for (KvArray* kv : {&keys, &values}) {
-    release(kv->data, data_bytes(*kv, slots_));
-    if (kv->scales) release(kv->scales, scale_bytes(*kv, slots_));
+    arena_release(kv->data);
+    if (kv->scales) arena_release(reinterpret_cast<uint8_t*>(kv->scales));
   }
 }
 

@@ -159,7 +159,7 @@ class Team:
             raise KernelError(f"{size} threads: {last_error()}")
 
     def __del__(self) -> None:
-        if getattr(self, "handle", None) is not None:
+        if getattr(self, "handle", None) is not None and library is not None:  # None at exit
             library().phloem_team_delete(self.handle)
             self.handle = None
 
@@ -198,7 +198,7 @@ class Matrix:
         )
 
     def __del__(self) -> None:
-        if getattr(self, "handle", None) is not None:
+        if getattr(self, "handle", None) is not None and library is not None:  # None at exit
             library().phloem_matrix_delete(self.handle)
             self.handle = None
 
@@ -258,7 +258,7 @@ class Attention:
             raise KernelError(f"a KV pool of {slots} slots: {last_error()}")
 
     def __del__(self) -> None:
-        if getattr(self, "handle", None) is not None:
+        if getattr(self, "handle", None) is not None and library is not None:  # None at exit
             library().phloem_attention_delete(self.handle)
             self.handle = None
 
