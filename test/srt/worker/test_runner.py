@@ -1,4 +1,5 @@
-"""The runner on a tiny random model: plans in, the same bits out however the work is cut."""
+"""The runner on a tiny random model, by torch and by the CPU kernels: plans in, the same bits out
+however the work is cut."""
 
 from __future__ import annotations
 
@@ -15,8 +16,12 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from phloem.srt.checkpoint.config import ModelConfig, RopeConfig
+from phloem.srt.checkpoint.quant_types import F32
 from phloem.srt.checkpoint.shapes import expected_tensors
+from phloem.srt.checkpoint.tensors import Tensor
 from phloem.srt.messages import RowPlan, RowStart, SamplingParams, StepPlan, TokenLogprob, pack
+from phloem.srt.models.base import Model
+from phloem.srt.models.cpu_model import CpuModel
 from phloem.srt.models.torch_model import TorchModel
 from phloem.srt.worker.inputs import PlanError
 from phloem.srt.worker.runner import ModelRunner
@@ -40,23 +45,15 @@ ROWS = 8
 
 
 @dataclass(frozen=True)
-class Weight:
-    name: str
-    shape: tuple[int, ...]
-
-    def numpy_float32(self) -> NDArray[np.float32]:
-        rng = np.random.default_rng(sum(self.name.encode()))
-        scale = 1.0 if "norm" in self.name else 0.2
-        return (rng.standard_normal(self.shape) * scale).astype(np.float32)
-
-
-@dataclass(frozen=True)
 class RandomCheckpoint:
     config: ModelConfig = CONFIG
 
-    def tensors(self) -> Iterator[Weight]:
+    def tensors(self) -> Iterator[Tensor]:
         for name, shape in expected_tensors(self.config).items():
-            yield Weight(name, shape)
+            rng = np.random.default_rng(sum(name.encode()))
+            scale = 1.0 if "norm" in name else 0.2
+            values = (rng.standard_normal(shape) * scale).astype(np.float32)
+            yield Tensor(name, shape, F32, values.view(np.uint8))
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,9 @@ class Driver:
     def step(self, *rows: RowPlan) -> Step:
         self._step += 1
         hidden = self.runner.forward(StepPlan(self._step, list(rows)))
-        return Step(hidden.rows, self.runner.logits(hidden, {}), hidden.prompt_logprobs)
+        logits = self.runner.logits(hidden, {})
+        assert logits.flags.c_contiguous and logits.flags.writeable
+        return Step(hidden.rows, logits.copy(), hidden.prompt_logprobs)  # its own until the next
 
     def generate(self, prompt: list[int], count: int) -> tuple[list[int], NDArray[np.float32]]:
         """Alone, whole prompt first: greedy tokens, and the logits of each."""
@@ -125,15 +124,18 @@ class Driver:
         return tokens, np.stack(logits)
 
 
-@pytest.fixture(scope="module")
-def model() -> Iterator[TorchModel]:
+@pytest.fixture(scope="module", params=["torch", "cpu"])
+def model(request: pytest.FixtureRequest) -> Iterator[Model]:
+    if request.param == "cpu":
+        yield CpuModel(RandomCheckpoint(), kv_slots=SLOTS, threads=2)
+        return
     before = torch.get_num_threads()
     yield TorchModel.load(RandomCheckpoint(), kv_slots=SLOTS, threads=1)
     torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
-def runner(model: TorchModel) -> ModelRunner:
+def runner(model: Model) -> ModelRunner:
     return ModelRunner(model, kv_slots=SLOTS, max_rows=ROWS)
 
 
@@ -214,8 +216,6 @@ def test_only_rows_that_sample_have_logits(driver: Driver) -> None:
     assert result.rows == [1, 3]
     assert result.logits.shape == (2, CONFIG.vocab_size)
     assert result.logits.dtype == np.float32
-    assert result.logits.flags.c_contiguous
-    assert result.logits.flags.writeable
     assert result.prompt_logprobs == {}
     assert driver.step(driver.row(0, [5], sample=False)).logits.shape == (0, CONFIG.vocab_size)
 
@@ -284,7 +284,7 @@ def test_a_preempted_row_resumes_with_prompt_and_output(driver: Driver) -> None:
     assert np.array_equal(driver.step(row).logits[0], logits[4])
 
 
-def test_plans_that_do_not_fit(driver: Driver, model: TorchModel) -> None:
+def test_plans_that_do_not_fit(driver: Driver, model: Model) -> None:
     good = driver.row(0, [1, 2], prefix=[], prompt_len=2)
     with pytest.raises(PlanError, match="no rows"):
         driver.step()
@@ -317,7 +317,7 @@ def test_plans_that_do_not_fit(driver: Driver, model: TorchModel) -> None:
         fresh.step(replace(good, tokens=pack([97, 0])))
 
 
-def test_context_length_is_within_the_models(model: TorchModel) -> None:
+def test_context_length_is_within_the_models(model: Model) -> None:
     with pytest.raises(ValueError, match="context_length is 401"):
         ModelRunner(model, kv_slots=64, max_rows=2, context_length=401)
 
