@@ -1,8 +1,8 @@
 """What model files are built from. Inference only: parameters carry no gradient.
 
 A row of a result is bit for bit the same whatever other rows it is computed with. That rules out
-`F.linear` in float32 (its kernels change with the number of rows) and `F.silu` (its last elements
-take another path than the rest, and where the last ones are depends on the batch).
+products of any number of rows (libraries choose their kernels by it) and `F.silu` (its last
+elements take another path than the rest, and where the last ones are depends on the batch).
 """
 
 from __future__ import annotations
@@ -16,9 +16,14 @@ from torch import nn
 from phloem.srt.checkpoint.config import ModelConfig
 from phloem.srt.checkpoint.rope import rope_frequencies
 
-PACKED_ROWS = 64
-"""Rows that oneDNN lays a packed weight out for. A hint of 16 or more keeps results independent
-of the number of rows, and fast for every number; smaller hints do neither."""
+ROWS = 16
+"""Rows of every product. A library may sum in another order for another number of rows: oneDNN
+does, differently on each CPU, and with AMX tiles at nearly every number in bfloat16. Products of
+one size all take the same kernel, on any CPU.
+
+What it costs, in all layers of a model of 135M parameters on 2 cores: for one row up to half as
+much again, for 512 rows twice as much (float32). Blocks of 32 cost the single row more than they
+give the others."""
 
 
 def _frozen(*shape: int, dtype: torch.dtype) -> nn.Parameter:
@@ -45,11 +50,18 @@ class Linear(nn.Module):
         if not can_pack(self.weight.dtype):
             return
         weight = self.weight.detach()
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
         self.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[n, in] → [n, out]"""
+        if len(x) == ROWS:
+            return self._multiply(x)
+        padded = F.pad(x, (0, 0, 0, -len(x) % ROWS))
+        return torch.cat([self._multiply(block) for block in torch.split(padded, ROWS)])[: len(x)]
+
+    def _multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """[ROWS, in] → [ROWS, out]"""
         if self._packed is None:
             return F.linear(x, self.weight, self.bias)
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(

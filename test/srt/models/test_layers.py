@@ -21,25 +21,37 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-def linear(in_features: int, parts: list[int], *, bias: bool = False) -> Linear:
-    layer = Linear(in_features, parts, bias=bias, dtype=torch.float32)
+def linear(
+    in_features: int, parts: list[int], *, bias: bool = False, dtype: torch.dtype = torch.float32
+) -> Linear:
+    layer = Linear(in_features, parts, bias=bias, dtype=dtype)
     torch.nn.init.normal_(layer.weight, std=0.05)
     if layer.bias is not None:
         torch.nn.init.normal_(layer.bias)
     return layer
 
 
-@pytest.mark.skipif(not can_pack(torch.float32), reason="torch was built without oneDNN")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize(("k", "n"), [(576, 960), (1536, 576), (64, 250), (40, 100), (896, 4864)])
 @pytest.mark.usefixtures("threads")
-def test_linear_rows_do_not_depend_on_their_number(k: int, n: int) -> None:
-    layer = linear(k, [n], bias=True)
-    layer.pack()
-    x = torch.randn(300, k)
+def test_linear_rows_do_not_depend_on_their_number(
+    k: int, n: int, packed: bool, dtype: torch.dtype
+) -> None:
+    """Nor on their place: the first of some is the eighth of others."""
+    layer = linear(k, [n], bias=True, dtype=dtype)
+    if packed:
+        if not can_pack(dtype):
+            pytest.skip(f"oneDNN does not multiply {dtype} here")
+        layer.pack()
+    x = torch.randn(300, k).to(dtype)
     with torch.inference_mode():
         whole = layer(x)
+        assert whole.shape == (300, n)
         for rows in ROWS:
-            assert torch.equal(layer(x[7 : 7 + rows].contiguous()), whole[7 : 7 + rows]), rows
+            assert torch.equal(layer(x[7 : 7 + rows]), whole[7 : 7 + rows]), rows
+        assert torch.equal(torch.cat([layer(x[i : i + 1]) for i in range(40)]), whole[:40])
+        assert layer(x[:0]).shape == (0, n)
 
 
 def test_packing_changes_nothing_but_the_order_of_sums() -> None:
