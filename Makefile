@@ -1,5 +1,6 @@
 # make serve    install, fetch the default model once, serve on 127.0.0.1:30000
 # make test     install, then every check and every test
+# make check-native    the CPU kernels' tests under address and undefined-behaviour sanitizers
 #
 # PYTHON is the interpreter that .venv is made with. torch comes from your package index as it is
 # set up; for its smaller, CPU-only build set
@@ -12,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: install serve test check bench docs clean
+.PHONY: install serve test check check-native bench docs clean
 
 install: $(INSTALLED)
 
@@ -38,6 +39,30 @@ check: install
 	$(BIN)/mypy
 	PYTHONPATH=build/typed $(BIN)/lint-imports
 	MYPYPATH=benchmark $(BIN)/mypy --explicit-package-bases test benchmark
+
+# A build of its own, loaded instead of the installed one. Checks that every load of a vector would
+# pay for are off, and tests that only compare bits of what others compute are left out.
+KERNELS := srt/kernels/cpu
+SANITIZED := build/sanitized
+SANITIZE := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
+SANITIZE += -fno-sanitize=null,object-size,vptr,alignment,pointer-overflow
+OBJECTS := $(patsubst $(KERNELS)/%.cpp,$(SANITIZED)/%.o,$(wildcard $(KERNELS)/*.cpp))
+PRELOADED = $(foreach name,asan stdc++,$(shell $(CXX) -print-file-name=lib$(name).so))
+
+$(SANITIZED)/%.o: $(KERNELS)/%.cpp $(wildcard $(KERNELS)/*.h)
+	mkdir -p $(@D)
+	$(CXX) -std=c++17 -O1 -g1 -fPIC -fvisibility=hidden -ffp-contract=off -pthread -w \
+		$(SANITIZE) -c $< -o $@
+
+$(SANITIZED)/libphloem.so: $(OBJECTS)
+	$(CXX) -shared -pthread $(SANITIZE) $^ -o $@
+
+check-native: install
+	$(MAKE) --jobs=2 $(SANITIZED)/libphloem.so
+	LD_PRELOAD="$(PRELOADED)" ASAN_OPTIONS=detect_leaks=0 \
+		PHLOEM_NATIVE_LIBRARY=$(SANITIZED)/libphloem.so $(BIN)/pytest --capture=sys \
+		test/contract/test_cpu_kernels.py test/contract/test_cpu_attention.py \
+		test/srt/models/test_cpu_model.py -k "not depend and not bfloat16" $(ARGS)
 
 bench: install
 	$(BIN)/phloem bench $(ARGS)
