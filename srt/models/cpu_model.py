@@ -116,7 +116,7 @@ class CpuModel:
             raise KernelError(f"a KV pool of {kv_slots} slots: {last_error()}")
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", None) is not None:
+        if getattr(self, "_handle", None) is not None and library is not None:
             library().phloem_decoder_delete(self._handle)
             self._handle = None
 

@@ -77,10 +77,11 @@ static inline f32x16 round(f32x16 a) {
   EACH_LANE a.lane[i] = std::nearbyintf(a.lane[i]);
   return a;
 }
-// 2^n for whole n in [-126, 127].
+// 2^n for whole n in [-126, 127]; anything finite for not-a-number.
 static inline f32x16 exp2_whole(f32x16 n) {
   EACH_LANE {
-    const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(n.lane[i]) + 127) << 23;
+    const int32_t power = n.lane[i] == n.lane[i] ? static_cast<int32_t>(n.lane[i]) : 0;
+    const uint32_t bits = static_cast<uint32_t>(power + 127) << 23;
     std::memcpy(&n.lane[i], &bits, 4);
   }
   return n;
@@ -108,7 +109,9 @@ static inline f32x16 load_s8(const int8_t* p) {
 }
 // Whole numbers in [-128, 127].
 static inline void store_s8(int8_t* p, f32x16 a) {
-  EACH_LANE p[i] = static_cast<int8_t>(a.lane[i]);
+  // Not-a-number has no code; the scale beside it tells.
+  EACH_LANE p[i] =
+      a.lane[i] >= -128 && a.lane[i] <= 127 ? static_cast<int8_t>(a.lane[i]) : int8_t{0};
 }
 
 // Sums and maxima over lanes: i with i + 8, then + 4, + 2, + 1.
