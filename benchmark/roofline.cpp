@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <functional>
 #include <new>
 #include <numeric>
 #include <random>
@@ -161,35 +162,28 @@ int guarded(Body&& body) {
   }
 }
 
-// Runs body(me, i) on `threads` threads for i = 0, 1, …, some `seconds` long; it has to end with
-// all of them waiting for each other. The first time is not counted. A repetition lasts from when
-// the first thread begins until the first one knows that all are done.
+// Runs body(me, i), of one phase, on `threads` threads for i = 0, 1, …, some `seconds` long: short
+// ones many in a job, as phases follow each other in a step. A time is that of a job, divided by its
+// repetitions. The first job is not counted.
 template <class Body>
 int timed(int threads, double seconds, double* times, int capacity, Body&& body) {
+  constexpr double JOB_SECONDS = 0.002;
+  constexpr int MOST = 64;
   Team team(threads);
-  std::vector<double> began(static_cast<size_t>(threads)), ended(began);
-  bool more = true;
-  int done = 0;
-  double deadline = 0;
-  team.run(threads, [&](Member& me) {
-    const auto id = static_cast<size_t>(me.id());
-    for (int i = 0; more; i++) {
-      began[id] = now();
-      body(me, i);
-      ended[id] = now();
-      me.each(0, [](int) {});
-      if (id == 0) {
-        const double from = *std::min_element(began.begin(), began.end());
-        const double to = *std::min_element(ended.begin(), ended.end());
-        if (i == 0)
-          deadline = to + seconds;
-        else
-          times[done++] = to - from;
-        more = done < capacity && (done < LEAST || to < deadline);
-      }
-      me.each(0, [](int) {});
-    }
-  });
+  int next = 0, repetitions = 1, done = 0;
+  const double deadline = now() + seconds;
+  do {
+    const double begin = now();
+    const std::function<void(Member&)> job = [&](Member& me) {
+      for (int i = 0; i < repetitions; i++) body(me, next + i);
+    };
+    team.start(repetitions, job);
+    const double each = (now() - begin) / repetitions;
+    team.settle();
+    if (next > 0) times[done++] = each;
+    next += repetitions;
+    repetitions = std::max(1, std::min(MOST, static_cast<int>(JOB_SECONDS / each)));
+  } while (done < capacity && (done < LEAST || now() < deadline));
   return done;
 }
 

@@ -57,7 +57,7 @@ from phloem.srt.models.cpu_model import CpuModel
 
 DOCS = ROOT / "docs" / "performance.md"
 KERNELS = ROOT / "srt" / "kernels" / "cpu"
-SOURCES = ("attention", "formats", "matrix", "team")
+SOURCES = ("arena", "attention", "formats", "matrix", "team")
 
 WORKING_SET = 96 * MIB
 """Copies of a weight matrix, or layers of KV, take turns until so much has passed: what a step of
