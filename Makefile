@@ -17,7 +17,7 @@ INSTALLED := $(VENV)/.installed
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt $(wildcard srt/kernels/cpu/*.cpp srt/kernels/cpu/*.h)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --constraint constraints.txt torch
 	$(PIP) install --constraint constraints.txt --editable '.[dev]'
