@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Protocol
 
@@ -26,6 +27,8 @@ from phloem.srt.kernels.cpu.library import (
     last_error,
     library,
 )
+
+log = logging.getLogger(__name__)
 
 LANES = 16
 FLOAT_FORMATS = frozenset({"F32", "F16", "BF16"})
@@ -54,7 +57,7 @@ class CpuModel:
 
     A row's results are the same bits in any batch, with any number of `threads`, on any
     instruction set. Raises `KernelsUnavailable`, `KernelError` when memory runs out, and
-    `ValueError` when weights that are quantised already are to be quantised.
+    `ValueError` when weights that are quantised already, or not finite, are to be quantised.
     """
 
     def __init__(
@@ -76,8 +79,14 @@ class CpuModel:
         self._quantization = quantization
         self._matrices: dict[str, Matrix] = {}
         self._vectors: dict[str, NDArray[np.float32]] = {}
+        self._widened: set[str] = set()
         for tensor in checkpoint.tensors():
             self._load(tensor)
+        if self._widened:
+            log.warning(
+                "no kernel for %s: these weights are kept as float32, which takes more memory",
+                ", ".join(sorted(self._widened)),
+            )
         missing = expected_tensors(config).keys() - self._matrices.keys() - self._vectors.keys()
         if missing:
             raise ValueError(f"weights are missing: {', '.join(sorted(missing)[:5])}")
@@ -206,9 +215,13 @@ class CpuModel:
                     f"{tensor.name} is {tensor.kind} already: only float weights can be "
                     f"quantised to {self._quantization}"
                 )
-            return self._quantization, plain.numpy_float32().view(np.uint8)
+            values = plain.numpy_float32()
+            if not np.isfinite(values).all():
+                raise ValueError(f"{tensor.name} has values that are not finite")
+            return self._quantization, values.view(np.uint8)
         if tensor.kind in _KERNEL_FORMATS:
             return tensor.kind, tensor.data
+        self._widened.add(tensor.kind)
         return "F32", plain.numpy_float32().view(np.uint8)
 
     def _layer(self, prefix: str) -> LayerSpec:

@@ -273,7 +273,7 @@ WIDE = replace(
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q6_K", "Q3_K"])
-def test_weights_as_they_are_stored(kind: str) -> None:
+def test_weights_as_they_are_stored(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """The same numbers as float32 differ by what int8 activations cost; not at all where there are
     no kernels for a format, because then it is float32 that is computed with."""
     shapes = expected_tensors(WIDE)
@@ -287,6 +287,7 @@ def test_weights_as_they_are_stored(kind: str) -> None:
     error = relative_error(*logits)
     if kind == "Q3_K":
         assert error == 0
+        assert "no kernel for Q3_K" in caplog.text
     else:
         assert 1e-4 < error < 0.03
 
@@ -312,6 +313,11 @@ def test_what_cannot_be_loaded() -> None:
     weights = Weights(WIDE, {name: stored(name, shapes[name], "Q8_0")})
     with pytest.raises(ValueError, match=r"up_proj\.weight is Q8_0 already.*int4"):
         CpuModel(weights, kv_slots=8, quantization="int4")
+    values = random_tensor(name, shapes[name]).numpy_float32()
+    values[3, 5] = np.nan
+    broken = Weights(WIDE, {name: floats(name, values)})
+    with pytest.raises(ValueError, match=r"up_proj\.weight has values that are not finite"):
+        CpuModel(broken, kv_slots=8, quantization="int8")
     with pytest.raises(KernelsUnavailable, match="called sse9; there are"):
         CpuModel(weights, kv_slots=8, isa="sse9")
 
