@@ -56,11 +56,13 @@ class Attention {
   void plan(const std::vector<SequenceRow>& rows);
   // q [n][heads · padded_dim], scaled; out row i [heads · head_dim].
   void run(Member& me, const KvLayer& kv, const float* q, Activations& out);
-  // Before each `run`, by one member: forgets who has finished.
-  int tasks() const { return static_cast<int>(tasks_.size()); }
 
  private:
-  struct ShortQuery;  // a query of a short row
+  struct ShortQuery {  // a query of a short row
+    int query, position, first_chunk, chunks;
+    int partial;  // index of its first softmax: [chunks][heads]
+    int left;     // index of its counters: [kv_heads]
+  };
   struct Chunk {      // queries that see the same chunk of keys
     const int32_t* slots;
     int index, count;
@@ -81,11 +83,6 @@ class Attention {
   void write(const Softmax& softmax, float* out) const;
   float* scratch(const Member& me) { return scratch_.data() + me.id() * scratch_stride_; }
 
-  struct ShortQuery {
-    int query, position, first_chunk, chunks;
-    int partial;  // index of its first softmax: [chunks][heads]
-    int left;     // index of its counters: [kv_heads]
-  };
   const AttentionShape shape_;
   const Kernels& kernels_;
   const size_t scratch_stride_;
