@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "decoder.h"
 #include "formats.h"
 #include "kernels.h"
 #include "packing.h"
@@ -144,7 +145,6 @@ const Kernels* kernels = nullptr;
 constexpr int LEAST = 3;                      // repetitions, however long they take
 constexpr int64_t LEAST_READ = 8 << 20;       // bytes of a repetition
 constexpr int ROUNDS = 20000;                 // of the loops that multiply
-constexpr int ROWS = 64, WIDE = 4;            // of a task, as in decoder.cpp
 
 std::atomic<float> sink;  // what keeps results from being dropped
 

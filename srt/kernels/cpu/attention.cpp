@@ -89,12 +89,12 @@ void Attention::plan(const std::vector<SequenceRow>& rows) {
 
 void Attention::plan_short(const SequenceRow& row) {
   const int first_position = row.length - row.count;
-  const int lowest = shape_.window ? std::max(0, first_position - shape_.window + 1) : 0;
+  const int lowest = shape_.first_seen(first_position);
   const int first_chunk = lowest / CHUNK, last_chunk = (row.length - 1) / CHUNK;
   const int base = static_cast<int>(short_.size());
   for (int i = 0; i < row.count; i++) {
     const int position = first_position + i;
-    const int low = shape_.window ? std::max(0, position - shape_.window + 1) : 0;
+    const int low = shape_.first_seen(position);
     short_.push_back(
         {row.query + i, position, low / CHUNK, position / CHUNK - low / CHUNK + 1, 0, 0});
   }
@@ -150,7 +150,7 @@ void Attention::run(Member& me, const KvLayer& kv, const float* q, Activations& 
 // The part of a chunk that begins at position `begin` which the i-th query, at `position`, sees.
 void Attention::see(AttendJob& job, int i, int position, int begin) const {
   job.end[i] = std::min(job.count, position + 1 - begin);
-  job.first[i] = shape_.window ? std::max(0, position - shape_.window + 1 - begin) : 0;
+  job.first[i] = std::max(0, shape_.first_seen(position) - begin);
 }
 
 void Attention::write(const Softmax& softmax, float* out) const {
@@ -213,7 +213,7 @@ void Attention::run_tile(Member& me, const Task& task, const KvLayer& kv, const 
   const SequenceRow& row = rows_[static_cast<size_t>(task.row)];
   const int group = shape_.group(), dim = shape_.padded_dim();
   const int position = row.length - row.count + task.first, last = position + task.count - 1;
-  const int lowest = shape_.window ? std::max(0, position - shape_.window + 1) : 0;
+  const int lowest = shape_.first_seen(position);
   AttendJob job;
   job.keys = kv.keys;
   job.values = kv.values;

@@ -25,6 +25,10 @@ struct AttentionShape {
   int window;      // tokens that a query sees, itself included; 0: all
   float soft_cap;  // 0: none
   int group() const { return heads / kv_heads; }
+  // The first position that a query at `position` sees.
+  int first_seen(int position) const {
+    return window && position >= window ? position - window + 1 : 0;
+  }
   int padded_dim() const { return (head_dim + LANES - 1) / LANES * LANES; }
 };
 

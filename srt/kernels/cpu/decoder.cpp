@@ -9,8 +9,6 @@ namespace {
 
 constexpr int FEW = 4;         // rows up to which every member prepares all of them for itself
 constexpr int PHASES = 9;      // of a layer, at most
-constexpr int ROWS = 64;        // rows that pass through a task together
-constexpr int WIDE = 4;        // blocks of a task
 constexpr int HEAD_WIDE = 16;  // blocks of a task of the head
 
 int tasks_of(const Matrix& w) { return (w.blocks() + WIDE - 1) / WIDE; }
@@ -219,10 +217,11 @@ void Decoder::logits(int count, const float* hidden, const int32_t* const* masks
 void Decoder::compute_logits(Member& me) {
   const Matrix& w = *spec_.head;
   me.each(head_.count, [&](int i) {
-    std::memcpy(head_input_.row(i), head_.hidden + static_cast<size_t>(i) * spec_.hidden,
-                static_cast<size_t>(spec_.hidden) * sizeof(float));
+    const float* x = head_.hidden + static_cast<size_t>(i) * spec_.hidden;
     if (w.integer())
-      kernels_.quantize(head_input_.row(i), spec_.hidden, head_input_.quantized(i));
+      kernels_.quantize(x, spec_.hidden, head_input_.quantized(i));
+    else
+      std::copy(x, x + spec_.hidden, head_input_.row(i));
   });
   const int blocks = w.blocks();
   me.each((blocks + HEAD_WIDE - 1) / HEAD_WIDE, [&](int task) {

@@ -19,6 +19,9 @@
 
 namespace phloem {
 
+constexpr int ROWS = 64;  // rows that pass through a task together
+constexpr int WIDE = 4;   // blocks of a task
+
 extern "C" {
 
 struct LayerSpec {

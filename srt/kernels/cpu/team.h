@@ -95,8 +95,7 @@ class Member {
     int own = 0;
     for (int k = 0; k < size; k++) {
       const int owner = (id_ + k) % size;
-      const int begin = static_cast<int>(static_cast<int64_t>(count) * owner / size);
-      const int end = static_cast<int>(static_cast<int64_t>(count) * (owner + 1) / size);
+      const int begin = first_task(count, owner), end = first_task(count, owner + 1);
       std::atomic<int>& taken = team_.taken(phase, owner);
       while (begin + taken.load(std::memory_order_relaxed) < end) {
         const int i = begin + taken.fetch_add(1);
@@ -114,18 +113,20 @@ class Member {
   // Whether all of the `count` tasks of the next phase are taken already, by others: then what this
   // member would prepare for them, it need not.
   bool late(int count) const {
-    const int size = team_.size_;
-    if (size == 1) return false;
-    for (int owner = 0; owner < size; owner++) {
-      const int begin = static_cast<int>(static_cast<int64_t>(count) * owner / size);
-      const int end = static_cast<int>(static_cast<int64_t>(count) * (owner + 1) / size);
-      if (begin + team_.taken(phase_, owner).load() < end) return false;
+    if (team_.size_ == 1) return false;
+    for (int owner = 0; owner < team_.size_; owner++) {
+      const int taken = team_.taken(phase_, owner).load();
+      if (first_task(count, owner) + taken < first_task(count, owner + 1)) return false;
     }
     return true;
   }
 
  private:
   friend class Team;
+  // Of the run of `count` tasks that is a member's; the next member's begins where it ends.
+  int first_task(int count, int member) const {
+    return static_cast<int>(static_cast<int64_t>(count) * member / team_.size_);
+  }
   Team& team_;
   const int id_;
   int phase_ = 0;

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "vector_x86.h"
+
 namespace phloem {
 namespace PHLOEM_ISA {
 
@@ -104,10 +106,7 @@ static inline void store_s8(int8_t* p, f32x16 v) {
 }
 
 static inline float sum(f32x16 v) {
-  const __m256 eight = _mm256_add_ps(v.a, v.b);
-  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+  return sum_eight(_mm256_add_ps(v.a, v.b));
 }
 static inline float largest(f32x16 v) {
   const __m256 eight = _mm256_max_ps(v.a, v.b);
@@ -130,17 +129,6 @@ static inline float largest_magnitude(f32x16 v) {
       _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
   const __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0xEE));
   return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0x55))));
-}
-// Sums of the first and the second sixteen of thirty-two codes.
-static inline void sum_codes(const int8_t* q, int32_t& first, int32_t& second) {
-  const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q));
-  const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), codes);
-  const __m256i quads = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-  const __m128i eights =
-      _mm_hadd_epi32(_mm256_castsi256_si128(quads), _mm256_extracti128_si256(quads, 1));
-  const __m128i sums = _mm_hadd_epi32(eights, eights);
-  first = _mm_cvtsi128_si32(sums);
-  second = _mm_extract_epi32(sums, 1);
 }
 static inline __m256 sum_each_8(const f32x16* v) {
   __m256 eight[8], four[4];

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "vector_x86.h"
+
 namespace phloem {
 namespace PHLOEM_ISA {
 
@@ -69,10 +71,7 @@ static inline __m256 high_half(f32x16 v) {
   return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1));
 }
 static inline float sum(f32x16 v) {
-  const __m256 eight = _mm256_add_ps(low_half(v), high_half(v));
-  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+  return sum_eight(_mm256_add_ps(low_half(v), high_half(v)));
 }
 static inline float largest(f32x16 v) { return _mm512_reduce_max_ps(v); }
 
@@ -83,17 +82,6 @@ static inline f32x16 larger_magnitudes(f32x16 a, f32x16 b) {
 static inline float largest_magnitude(f32x16 v) {
   const int32_t bits = _mm512_reduce_max_epi32(_mm512_castps_si512(abs(v)));
   return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(bits)));
-}
-// Sums of the first and the second sixteen of thirty-two codes.
-static inline void sum_codes(const int8_t* q, int32_t& first, int32_t& second) {
-  const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q));
-  const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), codes);
-  const __m256i quads = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-  const __m128i eights =
-      _mm_hadd_epi32(_mm256_castsi256_si128(quads), _mm256_extracti128_si256(quads, 1));
-  const __m128i sums = _mm_hadd_epi32(eights, eights);
-  first = _mm_cvtsi128_si32(sums);
-  second = _mm_extract_epi32(sums, 1);
 }
 
 // Halves of the 128-bit quarters of both, added: what sum() does first, for two vectors at once.

@@ -60,10 +60,6 @@ static inline f32x16 max(f32x16 a, f32x16 b) {
   EACH_LANE a.lane[i] = a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i];
   return a;
 }
-static inline f32x16 abs(f32x16 a) {
-  EACH_LANE a.lane[i] = std::fabs(a.lane[i]);
-  return a;
-}
 static inline f32x16 min(f32x16 a, f32x16 b) {
   EACH_LANE a.lane[i] = a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i];
   return a;
