@@ -17,7 +17,12 @@ import psutil
 
 from phloem.srt.config import ServeConfig
 from phloem.srt.errors import InvalidRequest
-from phloem.srt.kernels.cpu.library import ISA_VARIABLE, KernelsUnavailable, runnable_isas
+from phloem.srt.kernels.cpu.library import (
+    ISA_VARIABLE,
+    NOT_BUILT,
+    KernelsUnavailable,
+    runnable_isas,
+)
 
 Dtype = Literal["float32", "bfloat16"]
 KvDtype = Literal["float32", "float16", "bfloat16", "int8"]
@@ -160,8 +165,7 @@ def _choose_backend(asked: ServeConfig, hardware: Hardware) -> tuple[Literal["cp
     if model.backend == "cpu":
         if not built:
             raise InvalidRequest(
-                "the CPU kernels are not built: no C++17 compiler was there when phloem was "
-                "installed; use --backend torch",
+                f"{NOT_BUILT}; use --backend torch",
                 param="model.backend",
             )
         if model.dtype != "auto":
@@ -187,7 +191,7 @@ def _choose_backend(asked: ServeConfig, hardware: Hardware) -> tuple[Literal["cp
             )
         return "torch", f"for the dtype asked for, {model.dtype}"
     if not built:
-        return "torch", "the CPU kernels are not built: no C++17 compiler at installation"
+        return "torch", NOT_BUILT
     return "cpu", "Phloem's own kernels are built"
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +16,13 @@ from phloem.srt.checkpoint.shapes import expected_tensors
 from phloem.srt.checkpoint.tensors import Tensor
 from phloem.srt.kernels.cpu.library import (
     KV_TYPES,
+    Decoder,
     DecoderSpec,
-    KernelError,
     Kernels,
     LayerSpec,
     Matrix,
     Team,
     address,
-    last_error,
-    library,
 )
 
 log = logging.getLogger(__name__)
@@ -37,6 +34,7 @@ _KERNEL_FORMATS = FLOAT_FORMATS | {
 }
 
 Quantization = Literal["int8", "int4"]
+Number = TypeVar("Number", np.int32, np.float32)
 
 
 class Source(Protocol):
@@ -72,7 +70,6 @@ class CpuModel:
         isa: str | None = None,
     ) -> None:
         self._config = config = checkpoint.config
-        self._handle: int | None = None
         self._logits = np.empty((0, config.vocab_size), np.float32)
         self._kernels = Kernels(isa)
         self._team = Team(threads)
@@ -118,16 +115,7 @@ class CpuModel:
             norm=address(self._vectors["model.norm.weight"]),
             layer=layers,
         )
-        self._handle = library().phloem_decoder_new(
-            ctypes.byref(spec), self._kernels.handle, self._team.handle
-        )
-        if self._handle is None:
-            raise KernelError(f"a KV pool of {kv_slots} slots: {last_error()}")
-
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None) is not None and library is not None:
-            library().phloem_decoder_delete(self._handle)
-            self._handle = None
+        self._decoder = Decoder(spec, self._kernels, self._team)
 
     @property
     def config(self) -> ModelConfig:
@@ -146,23 +134,8 @@ class CpuModel:
     def forward(
         self, token_ids: NDArray[np.int32], positions: NDArray[np.int32], batch: AttentionBatch
     ) -> NDArray[np.float32]:
-        count, rows = len(token_ids), len(batch.query_lens)
-        hidden = np.empty((count, self._config.hidden_size), np.float32)
-        query_lens = np.array(batch.query_lens, np.int32)
-        lengths = np.array([len(slots) for slots in batch.kv_slots], np.int32)
-        failed = library().phloem_decoder_step(
-            self._handle,
-            count,
-            address(token_ids),
-            address(positions),
-            rows,
-            address(query_lens),
-            address(lengths),
-            _pointers(batch.kv_slots),
-            address(hidden),
-        )
-        if failed:
-            raise KernelError(last_error())
+        hidden = np.empty((len(token_ids), self._config.hidden_size), np.float32)
+        self._decoder.step(token_ids, positions, batch.query_lens, batch.kv_slots, hidden)
         return hidden
 
     def logits(
@@ -176,33 +149,24 @@ class CpuModel:
         out = self._logits[: len(hidden)]
         if not len(hidden):
             return out
-        pointers = None
-        if masks is not None and any(mask is not None for mask in masks):
-            pointers = _pointers(masks)
-        failed = library().phloem_decoder_logits(
-            self._handle, len(hidden), address(hidden), pointers, address(out)
-        )
-        if failed:
-            raise KernelError(last_error())
+        narrowed = masks is not None and any(mask is not None for mask in masks)
+        self._decoder.logits(hidden, masks if narrowed else None, out)
         return out
 
     def _load(self, tensor: Tensor) -> None:
         kind = tensor.name.rsplit(".", 2)[-2]
-        heads = {
-            "q_proj": self._config.num_heads,
-            "k_proj": self._config.num_kv_heads,
-            "v_proj": self._config.num_kv_heads,
-        }.get(kind)
+        of_heads = kind in ("q_proj", "k_proj", "v_proj")
         if len(tensor.shape) == 1:
             values = tensor.numpy_float32()
-            padded = values if heads is None else values[_padded_rows(self._config, heads, None)]
-            self._vectors[tensor.name] = np.ascontiguousarray(padded)
+            self._vectors[tensor.name] = (
+                _padded(values, self._config.head_dim) if of_heads else values
+            )
             return
         rows = np.arange(tensor.shape[0], dtype=np.int32)
         if tensor.row_order is not None:
             rows = tensor.row_order.astype(np.int32)
-        if heads is not None:
-            rows = _padded_rows(self._config, heads, rows)
+        if of_heads:
+            rows = _padded(rows, self._config.head_dim, padding=-1)
         format, data = self._stored(tensor)
         self._matrices[tensor.name] = Matrix(format, data, tensor.shape[1], rows, self._team)
 
@@ -251,16 +215,10 @@ class CpuModel:
         )
 
 
-def _padded_rows(
-    config: ModelConfig, heads: int, order: NDArray[np.int32] | None
-) -> NDArray[np.int32]:
-    """Stored row of each row of `heads` heads, each padded to whole vectors: -1 is padding."""
-    dim = config.head_dim
-    padded = -(-dim // LANES) * LANES
-    rows = np.full((heads, padded), -1, np.int32)
-    stored = np.arange(heads * dim, dtype=np.int32) if order is None else order
-    rows[:, :dim] = stored.reshape(heads, dim)
-    return rows.reshape(-1)
+def _padded(values: NDArray[Number], head_dim: int, padding: int = 0) -> NDArray[Number]:
+    """Values of each dimension of all heads, every head padded to whole vectors."""
+    heads = values.reshape(-1, head_dim)
+    return np.pad(heads, ((0, 0), (0, -head_dim % LANES)), constant_values=padding).reshape(-1)
 
 
 def _rotations(
@@ -271,10 +229,3 @@ def _rotations(
     angles = np.outer(np.arange(context, dtype=np.float64), frequencies)
     cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
     return cos.astype(np.float32), sin.astype(np.float32)
-
-
-def _pointers(arrays: Sequence[NDArray[np.int32] | None]) -> Any:
-    """A C array of their addresses, null for None."""
-    return (ctypes.c_void_p * len(arrays))(
-        *(None if array is None else address(array) for array in arrays)
-    )

@@ -79,7 +79,7 @@ class ModelRunner:
     def logits(
         self, step: StepHidden, masks: Mapping[int, NDArray[np.int32]]
     ) -> NDArray[np.float32]:
-        """[len(step.rows), vocab], contiguous, the caller's to change.
+        """[len(step.rows), vocab], contiguous, the caller's to change until the next call.
 
         `masks` has packed vocabulary masks [ceil(vocab / 32)] by index into the plan's rows: what
         a row's mask forbids may be -inf, a row without one has all its logits.

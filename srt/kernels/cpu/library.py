@@ -18,6 +18,7 @@ ISA_VARIABLE = "PHLOEM_ISA"
 LIBRARY_VARIABLE = "PHLOEM_NATIVE_LIBRARY"
 """Path of a build to load instead of the installed one; `make check-native` uses it."""
 KV_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "int8": 3}
+NOT_BUILT = "the CPU kernels are not built: no C++17 compiler was there when phloem was installed"
 
 
 class KernelsUnavailable(Exception):
@@ -105,9 +106,7 @@ def library() -> Any:
         spec = importlib.util.find_spec(MODULE)
         path = spec.origin if spec is not None else None
     if path is None:
-        raise KernelsUnavailable(
-            "the CPU kernels are not built: no C++17 compiler was there when phloem was installed"
-        )
+        raise KernelsUnavailable(NOT_BUILT)
     loaded = ctypes.CDLL(path)
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(loaded, name)
@@ -135,6 +134,37 @@ def address(array: NDArray[Any]) -> int:
     return pointer
 
 
+def pointers(arrays: Sequence[NDArray[Any] | None]) -> Any:
+    """A C array of their addresses, null for None."""
+    return (c_void_p * len(arrays))(
+        *(None if array is None else address(array) for array in arrays)
+    )
+
+
+def _check(failed: int) -> None:
+    """Raise `KernelError` unless a call returned 0."""
+    if failed:
+        raise KernelError(last_error())
+
+
+class _Owned:
+    """An object of the library that ends with this one; `_delete` is the function that ends it."""
+
+    _delete: ClassVar[str]
+    handle: int | None = None
+
+    def _own(self, handle: int | None, what: str) -> None:
+        """Raises `KernelError`, naming `what` could not be had, for null."""
+        if handle is None:
+            raise KernelError(f"{what}: {last_error()}")
+        self.handle = handle
+
+    def __del__(self) -> None:
+        if self.handle is not None and library is not None:  # None at exit
+            getattr(library(), self._delete)(self.handle)
+            self.handle = None
+
+
 class Kernels:
     """The kernels called `isa`; by default what `PHLOEM_ISA` names, else the best there are.
 
@@ -149,28 +179,25 @@ class Kernels:
         self.isa: str = library().phloem_kernels_name(self.handle).decode()
 
 
-class Team:
+class Team(_Owned):
     """`size` threads, the calling one included. They sleep between calls."""
+
+    _delete = "phloem_team_delete"
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.handle: int | None = library().phloem_team_new(size)
-        if self.handle is None:
-            raise KernelError(f"{size} threads: {last_error()}")
-
-    def __del__(self) -> None:
-        if getattr(self, "handle", None) is not None and library is not None:  # None at exit
-            library().phloem_team_delete(self.handle)
-            self.handle = None
+        self._own(library().phloem_team_new(size), f"{size} threads")
 
 
-class Matrix:
+class Matrix(_Owned):
     """A weight matrix [rows, columns] in the library's layout.
 
     `data` holds stored rows of `format` (a GGUF type's name; "int8" or "int4" quantises float32
     rows); row i of the matrix is stored row `order[i]`, or zero where that is -1. Raises
     `KernelError` for a format that the library does not have.
     """
+
+    _delete = "phloem_matrix_delete"
 
     def __init__(
         self,
@@ -190,17 +217,11 @@ class Matrix:
         order = np.ascontiguousarray(order, np.int32)
         if len(order) and not -1 <= order.min() <= order.max() < len(data):
             raise ValueError(f"order names rows outside the {len(data)} there are")
-        self.handle: int | None = library().phloem_matrix_new(format.encode(), *self.shape)
-        if self.handle is None:
-            raise KernelError(f"a matrix of {self.shape}: {last_error()}")
+        created = library().phloem_matrix_new(format.encode(), *self.shape)
+        self._own(created, f"a matrix of {self.shape}")
         library().phloem_matrix_pack(
             self.handle, format.encode(), address(data), row_bytes, address(order), team.handle
         )
-
-    def __del__(self) -> None:
-        if getattr(self, "handle", None) is not None and library is not None:  # None at exit
-            library().phloem_matrix_delete(self.handle)
-            self.handle = None
 
     @property
     def nbytes(self) -> int:
@@ -220,18 +241,21 @@ class Matrix:
         if x.ndim != 2 or x.shape[1] != columns:
             raise ValueError(f"x has shape {x.shape}, the matrix {self.shape}")
         out = np.empty((len(x), -(-rows // 16) * 16), np.float32)
-        if library().phloem_multiply(kernels.handle, self.handle, address(x), len(x), address(out)):
-            raise KernelError(last_error())
+        _check(
+            library().phloem_multiply(kernels.handle, self.handle, address(x), len(x), address(out))
+        )
         return out[:, :rows]
 
 
-class Attention:
+class Attention(_Owned):
     """Attention of one layer, alone, with its KV pool: what the tests hold against a reference. A
     model's is inside its decoder.
 
     `window` tokens are seen by a query, itself included (0: all); `soft_cap` · tanh(score /
     `soft_cap`) takes the place of a score (0: none). Raises `KernelError`.
     """
+
+    _delete = "phloem_attention_delete"
 
     def __init__(
         self,
@@ -249,18 +273,12 @@ class Attention:
         self._team = team  # outlives it
         self._q_shape = (heads, head_dim)
         self._kv_shape = (kv_heads, head_dim)
-        self.handle: int | None = library().phloem_attention_new(
+        created = library().phloem_attention_new(
             kernels.handle,
             team.handle,
             *(heads, kv_heads, head_dim, window, soft_cap, KV_TYPES[kv_dtype], slots),
         )
-        if self.handle is None:
-            raise KernelError(f"a KV pool of {slots} slots: {last_error()}")
-
-    def __del__(self) -> None:
-        if getattr(self, "handle", None) is not None and library is not None:  # None at exit
-            library().phloem_attention_delete(self.handle)
-            self.handle = None
+        self._own(created, f"a KV pool of {slots} slots")
 
     def write(
         self, slots: NDArray[np.int32], k: NDArray[np.float32], v: NDArray[np.float32]
@@ -269,10 +287,11 @@ class Attention:
         for array in (k, v):
             if array.shape != (len(slots), *self._kv_shape):
                 raise ValueError(f"{len(slots)} slots for keys or values of shape {array.shape}")
-        if library().phloem_attention_write(
-            self.handle, len(slots), address(slots), address(k), address(v)
-        ):
-            raise KernelError(last_error())
+        _check(
+            library().phloem_attention_write(
+                self.handle, len(slots), address(slots), address(k), address(v)
+            )
+        )
 
     def run(
         self,
@@ -285,16 +304,78 @@ class Attention:
         if q.shape != (sum(query_lens), *self._q_shape):
             raise ValueError(f"q has shape {q.shape}, the rows have {sum(query_lens)} queries")
         out = np.empty_like(q)
-        counts = np.array(query_lens, np.int32)
-        lengths = np.array([len(slots) for slots in kv_slots], np.int32)
-        if library().phloem_attention_run(
-            self.handle,
-            len(kv_slots),
-            address(counts),
-            address(lengths),
-            (c_void_p * len(kv_slots))(*map(address, kv_slots)),
-            address(q),
-            address(out),
-        ):
-            raise KernelError(last_error())
+        counts, lengths = _row_sizes(query_lens, kv_slots)
+        _check(
+            library().phloem_attention_run(
+                self.handle,
+                len(kv_slots),
+                address(counts),
+                address(lengths),
+                pointers(kv_slots),
+                address(q),
+                address(out),
+            )
+        )
         return out
+
+
+class Decoder(_Owned):
+    """A model of the Llama family with its KV pool. What `spec` points to must outlive it, as
+    `kernels` and `team` do. Raises `KernelError`."""
+
+    _delete = "phloem_decoder_delete"
+
+    def __init__(self, spec: DecoderSpec, kernels: Kernels, team: Team) -> None:
+        self._kernels, self._team = kernels, team
+        created = library().phloem_decoder_new(ctypes.byref(spec), kernels.handle, team.handle)
+        self._own(created, f"a KV pool of {spec.slots} slots")
+
+    def step(
+        self,
+        token_ids: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        query_lens: Sequence[int],
+        kv_slots: Sequence[NDArray[np.int32]],
+        hidden: NDArray[np.float32],
+    ) -> None:
+        """Compute `token_ids` at `positions` [n], of all rows one after another, into `hidden`
+        [n, hidden]."""
+        counts, lengths = _row_sizes(query_lens, kv_slots)
+        _check(
+            library().phloem_decoder_step(
+                self.handle,
+                len(token_ids),
+                address(token_ids),
+                address(positions),
+                len(kv_slots),
+                address(counts),
+                address(lengths),
+                pointers(kv_slots),
+                address(hidden),
+            )
+        )
+
+    def logits(
+        self,
+        hidden: NDArray[np.float32],
+        masks: Sequence[NDArray[np.int32] | None] | None,
+        out: NDArray[np.float32],
+    ) -> None:
+        """Logits of `hidden` [m, hidden] into `out` [m, vocab]; what a mask forbids may be -inf."""
+        _check(
+            library().phloem_decoder_logits(
+                self.handle,
+                len(hidden),
+                address(hidden),
+                None if masks is None else pointers(masks),
+                address(out),
+            )
+        )
+
+
+def _row_sizes(
+    query_lens: Sequence[int], kv_slots: Sequence[NDArray[np.int32]]
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Of each row, how many tokens are new and how long it is."""
+    lengths = [len(slots) for slots in kv_slots]
+    return np.array(query_lens, np.int32), np.array(lengths, np.int32)

@@ -62,6 +62,8 @@ CONFIGS = {
     "llama-biased": replace(LLAMA, attention_bias=True, attention_out_bias=True),
     "mistral": replace(LLAMA, architecture="mistral", sliding_window=19, tie_embeddings=False),
     "qwen2": replace(LLAMA, architecture="qwen2", attention_bias=True, num_heads=7, num_kv_heads=1),
+    # biases of heads that are padded
+    "qwen2-odd": replace(LLAMA, architecture="qwen2", attention_bias=True, head_dim=20),
     "qwen3": replace(LLAMA, architecture="qwen3", qk_norm=True, head_dim=24, tie_embeddings=False),
 }
 SLOTS = 1200
