@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from phloem.srt.checkpoint.config import ModelConfig
+from phloem.srt.checkpoint.config import KV_ITEM_BYTES, KV_SCALE_BYTES, ModelConfig
 
 LANES = 16
 """Outputs that lie side by side."""
 GROUP = 32
 """Columns whose activations share a scale."""
-KV_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
 @dataclass(frozen=True)
@@ -133,8 +132,8 @@ class AttentionShape:
     def token_bytes(self) -> int:
         """A token's keys and values; int8 has a float32 scale a vector."""
         padded = -(-self.head_dim // LANES) * LANES
-        scale = 4 if self.kv_dtype == "int8" else 0
-        return 2 * self.kv_heads * (padded * KV_BYTES[self.kv_dtype] + scale)
+        scale = KV_SCALE_BYTES.get(self.kv_dtype, 0)
+        return 2 * self.kv_heads * (padded * KV_ITEM_BYTES[self.kv_dtype] + scale)
 
     def attend(self, rows: Iterable[Row]) -> Work:
         """One layer's attention."""

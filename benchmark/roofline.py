@@ -35,7 +35,6 @@ import numpy as np
 import psutil
 from common import ROOT, Watch, commit, machine, write_json
 from counting import (
-    KV_BYTES,
     LAYOUTS,
     AttentionShape,
     Row,
@@ -49,6 +48,7 @@ from roofline_tables import MIB, SIZES, Case, Ceilings, report, write_docs
 
 from phloem.srt.attention.batch import AttentionBatch
 from phloem.srt.checkpoint import Checkpoint, open_checkpoint
+from phloem.srt.checkpoint.config import KV_ITEM_BYTES
 from phloem.srt.config import DEFAULT_MODEL
 from phloem.srt.errors import PhloemError
 from phloem.srt.hub import resolve_model
@@ -332,7 +332,7 @@ def measure(options: argparse.Namespace, kernels: Kernels, folder: Path) -> Sess
     steps = Steps(session, checkpoint, options.kv_dtype)
     steps.measure(PROMPTS[:1] if options.quick else PROMPTS)
     shape = (config.num_heads, config.num_kv_heads, config.head_dim)
-    for kv_dtype in [options.kv_dtype] if options.quick else KV_BYTES:
+    for kv_dtype in [options.kv_dtype] if options.quick else KV_ITEM_BYTES:
         measure_attention(session, AttentionShape(*shape, kv_dtype))
     measure_norm(session, config.hidden_size)
     shapes = [(3072, 1024)]
@@ -350,7 +350,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--model", default=DEFAULT_MODEL, help="whose steps are measured")
     parser.add_argument("--threads", type=int, default=psutil.cpu_count(logical=False))
-    parser.add_argument("--kv-dtype", choices=list(KV_BYTES), default="float16")
+    parser.add_argument("--kv-dtype", choices=list(KV_ITEM_BYTES), default="float16")
     parser.add_argument("--quick", action="store_true", help="fewer cases, less time for each")
     parser.add_argument("--json", type=Path, help="write every figure here")
     parser.add_argument("--write-docs", action="store_true", help=f"into {DOCS.relative_to(ROOT)}")

@@ -163,11 +163,9 @@ class Engine:
                 f"context_length {context:,} is more than the model's {model.context_length:,}",
                 param="model.context_length",
             )
-        kv_dtype = self.resolved.kv_dtype
-        item = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}[kv_dtype]
         kv_tokens, self.resolved.reasons["kv_tokens"] = choose_kv_tokens(
             self.config.cache.kv_tokens,
-            bytes_per_slot=model.kv_slot_bytes(item, head_bytes=4 if kv_dtype == "int8" else 0),
+            bytes_per_slot=model.kv_slot_bytes(self.resolved.kv_dtype),
             hardware=hardware,
         )
         self._plan = make_plan(self.resolved, checkpoint, kv_tokens)

@@ -20,6 +20,12 @@ class RopeScaling(enum.StrEnum):
     """One divisor a frequency, stored in the file (how GGUF carries llama3 scaling)."""
 
 
+KV_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+"""Bytes of a number, by the type that keys and values are kept in."""
+KV_SCALE_BYTES = {"int8": 4}
+"""Bytes beside each head's, for types that need a scale."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig:
     """Rotary position embedding in half-split ("NeoX") layout over the whole head.
@@ -87,10 +93,9 @@ class ModelConfig:
         """Rows of the key projection, and of the value projection."""
         return self.num_kv_heads * self.head_dim
 
-    def kv_slot_bytes(self, item_bytes: int, *, head_bytes: int = 0) -> int:
-        """Bytes of one token's keys and values over all layers, in numbers of `item_bytes`, with
-        `head_bytes` (scales) beside each head's."""
-        head = self.head_dim * item_bytes + head_bytes
+    def kv_slot_bytes(self, kv_dtype: str) -> int:
+        """Bytes of one token's keys and values over all layers, kept in `kv_dtype`."""
+        head = self.head_dim * KV_ITEM_BYTES[kv_dtype] + KV_SCALE_BYTES.get(kv_dtype, 0)
         return 2 * self.num_layers * self.num_kv_heads * head
 
 

@@ -323,4 +323,5 @@ def test_context_length_is_within_the_models(model: Model) -> None:
 
 
 def test_bytes_of_a_slot() -> None:
-    assert CONFIG.kv_slot_bytes(4) == 2 * 2 * 2 * 16 * 4
+    assert CONFIG.kv_slot_bytes("float32") == 2 * 2 * 2 * 16 * 4
+    assert CONFIG.kv_slot_bytes("int8") == 2 * 2 * 2 * (16 + 4)
