@@ -75,7 +75,7 @@ FORMATS = {**FLOATS, **BLOCKS, **QUANTISED}
 
 WIDTHS = [32, 64, 96, 576, 768, 1536]
 ODD_WIDTHS = [1, 17, 33, 577]
-BATCHES = [1, 2, 3, 5, 8, 17, 33]
+BATCHES = [1, 2, 3, 5, 8, 17, 33, 47, 81]
 STORED = 45
 ROWS = 37
 """Of the matrix: two whole blocks of 16, and five more."""

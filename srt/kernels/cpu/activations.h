@@ -17,6 +17,10 @@ struct QuantizedRow {
   float* scaled_sum; // [groups] scale · Σ q
   int32_t* sum;      // [groups] Σ q
   int32_t* half_sum; // [groups · 2] Σ q of each half
+  // The row from group `g` on.
+  QuantizedRow from(int g) const {
+    return {q + g * GROUP, scale + g, scaled_sum + g, sum + g, half_sum + 2 * g};
+  }
 };
 
 class Activations {

@@ -133,8 +133,8 @@ API void* phloem_attention_new(const void* kernels, void* team, int heads, int k
     const AttentionShape shape{heads, kv_heads, head_dim, window, soft_cap};
     const auto& k = *static_cast<const Kernels*>(kernels);
     auto& t = *static_cast<Team*>(team);
-    return new Reference{shape, k, t, {shape, static_cast<KvType>(kv_type), slots},
-                         {shape, k, t.size()}};
+    const auto type = static_cast<KvType>(kv_type);
+    return new Reference{shape, k, t, {shape, type, slots}, {shape, type, k, t.size()}};
   });
 }
 

@@ -46,11 +46,12 @@ KvLayer::~KvLayer() {
   }
 }
 
-Attention::Attention(const AttentionShape& shape, const Kernels& kernels, int members)
+Attention::Attention(const AttentionShape& shape, KvType type, const Kernels& kernels, int members)
     : shape_(shape),
       kernels_(kernels),
+      queries_(kernels.attend_queries(type, shape.padded_dim())),
       scratch_stride_((attend_scratch(shape.padded_dim()) +
-                       static_cast<size_t>(MAX_QUERIES) * shape.padded_dim() + 63) /
+                       static_cast<size_t>(queries_) * shape.padded_dim() + 63) /
                       16 * 16),
       scratch_(scratch_stride_ * static_cast<size_t>(members)) {}
 
@@ -98,7 +99,7 @@ void Attention::plan_short(const SequenceRow& row) {
     short_.push_back(
         {row.query + i, position, low / CHUNK, position / CHUNK - low / CHUNK + 1, 0, 0});
   }
-  const int most = std::max(1, MAX_QUERIES / shape_.group());
+  const int most = std::max(1, queries_ / shape_.group());
   for (int c = first_chunk; c <= last_chunk; c++) {
     const int32_t* slots = row.slots + c * CHUNK;
     const int count = std::min(CHUNK, row.length - c * CHUNK);
@@ -130,7 +131,7 @@ void Attention::plan_short(const SequenceRow& row) {
 
 void Attention::plan_long(int index) {
   const SequenceRow& row = rows_[static_cast<size_t>(index)];
-  const int tile = std::max(1, MAX_QUERIES / shape_.group());
+  const int tile = std::max(1, queries_ / shape_.group());
   // The last tiles see the most keys: they go first.
   for (int first = (row.count - 1) / tile * tile; first >= 0; first -= tile)
     for (int head = 0; head < shape_.kv_heads; head++)
@@ -154,14 +155,14 @@ void Attention::see(AttendJob& job, int i, int position, int begin) const {
 }
 
 void Attention::write(const Softmax& softmax, float* out) const {
-  for (int i = 0; i < shape_.head_dim; i++) out[i] = softmax.sums[i] / softmax.total;
+  kernels_.divide(softmax.sums, softmax.total, shape_.head_dim, out);
 }
 
 void Attention::run_chunk(Member& me, const Task& task, const KvLayer& kv, const float* q,
                           Activations& out) {
   const Chunk& chunk = chunks_[static_cast<size_t>(task.chunk)];
   const int group = shape_.group(), dim = shape_.padded_dim();
-  const int per_call = std::max(1, MAX_QUERIES / group);
+  const int per_call = std::max(1, queries_ / group);
   AttendJob job;
   job.keys = kv.keys;
   job.values = kv.values;
@@ -172,11 +173,11 @@ void Attention::run_chunk(Member& me, const Task& task, const KvLayer& kv, const
   job.scratch = scratch(me);
   const int queries = static_cast<int>(chunk.queries.size());
   for (int from = 0; from < queries; from += per_call) {
-    for (int head_from = 0; head_from < group; head_from += MAX_QUERIES) {
+    for (int head_from = 0; head_from < group; head_from += queries_) {
       job.queries = 0;
       for (int i = from; i < std::min(queries, from + per_call); i++) {
         const ShortQuery& query = short_[static_cast<size_t>(chunk.queries[i])];
-        for (int g = head_from; g < std::min(group, head_from + MAX_QUERIES); g++) {
+        for (int g = head_from; g < std::min(group, head_from + queries_); g++) {
           const int head = task.head * group + g, at = job.queries++;
           const int partial =
               query.partial + (chunk.index - query.first_chunk) * shape_.heads + head;
@@ -221,8 +222,8 @@ void Attention::run_tile(Member& me, const Task& task, const KvLayer& kv, const 
   job.soft_cap = shape_.soft_cap;
   job.scratch = scratch(me);
   float* sums = scratch(me) + attend_scratch(dim);
-  for (int head_from = 0; head_from < group; head_from += MAX_QUERIES) {
-    const int head_end = std::min(group, head_from + MAX_QUERIES);
+  for (int head_from = 0; head_from < group; head_from += queries_) {
+    const int head_end = std::min(group, head_from + queries_);
     Softmax state[MAX_QUERIES];
     job.queries = 0;
     for (int i = 0; i < task.count; i++)

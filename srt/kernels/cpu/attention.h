@@ -55,7 +55,8 @@ class KvLayer {
 
 class Attention {
  public:
-  Attention(const AttentionShape& shape, const Kernels& kernels, int members);
+  // For KV layers of `type`.
+  Attention(const AttentionShape& shape, KvType type, const Kernels& kernels, int members);
   // Everything about a step that is the same in every layer.
   void plan(const std::vector<SequenceRow>& rows);
   // q [n][heads · padded_dim], scaled; out row i [heads · head_dim].
@@ -89,6 +90,7 @@ class Attention {
 
   const AttentionShape shape_;
   const Kernels& kernels_;
+  const int queries_;  // of a call
   const size_t scratch_stride_;
   std::vector<float> scratch_;
   std::vector<SequenceRow> rows_;

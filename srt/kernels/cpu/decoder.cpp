@@ -30,7 +30,7 @@ Decoder::Decoder(const DecoderSpec& spec, const Kernels& kernels, Team& team)
       shape_(shape_of(spec)),
       kernels_(kernels),
       team_(team),
-      attention_(shape_, kernels, team.size()),
+      attention_(shape_, static_cast<KvType>(spec.kv_type), kernels, team.size()),
       x_(spec.hidden, 0),
       normed_(spec.hidden, 0),
       attended_(spec.heads * spec.head_dim, 0),
@@ -42,7 +42,7 @@ Decoder::Decoder(const DecoderSpec& spec, const Kernels& kernels, Team& team)
       step_job_([this](Member& me) { compute(me); }),
       head_job_([this](Member& me) { compute_logits(me); }) {
   for (int i = 0; i < team.size(); i++)
-    own_.push_back({{spec.hidden, FEW}, {spec.heads * spec.head_dim, FEW}, {spec.intermediate, FEW}});
+    own_.push_back({{spec.hidden, FEW}, {spec.heads * spec.head_dim, FEW}});
   for (int i = 0; i < spec.layers; i++)
     kv_.push_back(std::make_unique<KvLayer>(shape_, static_cast<KvType>(spec.kv_type), spec.slots));
 }
@@ -83,10 +83,10 @@ void Decoder::compute(Member& me) {
     const bool integer_qkv = integer({layer.q, layer.k, layer.v});
     project_heads(me, layer, normalised(me, layer.attention_norm, integer_qkv, heads), *kv_[i]);
     attention_.run(me, *kv_[i], q_.data(), attended_);
-    add_product(me, *layer.o, quantized(me, attended_, *layer.o), layer.o_bias);
+    add_product(me, *layer.o, attended(me, *layer.o), layer.o_bias);
     const bool integer_mlp = integer({layer.gate, layer.up});
     gate_and_up(me, layer, normalised(me, layer.mlp_norm, integer_mlp, tasks_of(*layer.gate)));
-    add_product(me, *layer.down, quantized(me, gated_, *layer.down), nullptr);
+    add_product(me, *layer.down, gated_, nullptr);
   }
   me.each(count_, [&](int i) {
     kernels_.rms_norm(x_.row(i), spec_.norm, spec_.hidden, spec_.eps,
@@ -114,17 +114,19 @@ const Activations& Decoder::normalised(Member& me, const float* weight, bool int
   return out;
 }
 
-// x, with its rows in int8 too if the product with w that follows is one of integers.
-const Activations& Decoder::quantized(Member& me, Activations& x, const Matrix& w) {
-  if (!w.integer()) return x;
-  if (count_ > FEW) {
-    me.each(count_, [&](int i) { kernels_.quantize(x.row(i), x.columns(), x.quantized(i)); });
-    return x;
-  }
-  Own& own = own_[static_cast<size_t>(me.id())];
-  Activations& out = &x == &attended_ ? own.attended : own.gated;
-  if (!me.late(tasks_of(w)))
-    for (int i = 0; i < count_; i++) kernels_.quantize(x.row(i), x.columns(), out.quantized(i));
+// What attention gave, with its rows in int8 too if the product with w that follows is one of
+// integers.
+const Activations& Decoder::attended(Member& me, const Matrix& w) {
+  if (!w.integer()) return attended_;
+  const bool few = count_ <= FEW;
+  Activations& out = few ? own_[static_cast<size_t>(me.id())].attended : attended_;
+  const auto prepare = [&](int i) {
+    kernels_.quantize(attended_.row(i), attended_.columns(), out.quantized(i));
+  };
+  if (!few)
+    me.each(count_, prepare);
+  else if (!me.late(tasks_of(w)))
+    for (int i = 0; i < count_; i++) prepare(i);
   return out;
 }
 
@@ -200,9 +202,16 @@ void Decoder::gate_and_up(Member& me, const LayerSpec& layer, const Activations&
       const int* index = identity_.data() + from;
       kernels_.gemm(*layer.gate, begin, end, x, index, rows, gate, width);
       kernels_.gemm(*layer.up, begin, end, x, index, rows, up, width);
-      for (int i = 0; i < rows; i++)
-        kernels_.silu_and_mul(gate + i * width, up + i * width, width,
-                              gated_.row(from + i) + begin * LANES);
+      for (int i = 0; i < rows; i++) {
+        float* product = gate + i * width;
+        if (!layer.down->integer()) {
+          kernels_.silu_and_mul(product, up + i * width, width,
+                                gated_.row(from + i) + begin * LANES);
+          continue;
+        }
+        kernels_.silu_and_mul(product, up + i * width, width, product);
+        kernels_.quantize(product, width, gated_.quantized(from + i).from(begin / 2));
+      }
     }
   });
 }

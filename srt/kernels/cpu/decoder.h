@@ -67,7 +67,7 @@ class Decoder {
   void some_logits(Member& me, int begin, int end);
   void embed(Member& me);
   const Activations& normalised(Member& me, const float* weight, bool integer, int tasks);
-  const Activations& quantized(Member& me, Activations& x, const Matrix& w);
+  const Activations& attended(Member& me, const Matrix& w);
   void project_heads(Member& me, const LayerSpec& layer, const Activations& x, const KvLayer& kv);
   void head(Member& me, const LayerSpec& layer, const Activations& input, const KvLayer& kv,
             int index);
@@ -96,7 +96,7 @@ class Decoder {
   int capacity_ = 0;
   Activations x_, normed_, attended_, gated_, head_input_;
   struct Own {  // what a member prepares for itself when there are few rows
-    Activations normed, attended, gated;
+    Activations normed, attended;
   };
   std::vector<Own> own_;
   std::vector<float> q_;

@@ -9,7 +9,8 @@
 namespace phloem {
 
 constexpr int CHUNK = 256;       // keys whose softmax is taken together, counted from position 0
-constexpr int MAX_QUERIES = 32;  // query vectors of one call of `attend`
+constexpr int MAX_QUERIES = 128;  // query vectors of one call of `attend`, at most
+constexpr int VECTOR_QUERIES = 32;  // as many as the kernels without tiles take
 
 enum class KvType : int { F32 = 0, F16 = 1, BF16 = 2, S8 = 3 };
 
@@ -41,8 +42,13 @@ struct AttendJob {
   float* scratch;                            // attend_scratch(dim) floats, 64-byte aligned
 };
 
+// For the vector kernels: a tile of keys twice, scores, sums; for AMX: keys and values as
+// tiles, and a tile's queries, scores and sums.
 constexpr size_t attend_scratch(int dim) {
-  return static_cast<size_t>(2 * LANES) * dim + static_cast<size_t>(MAX_QUERIES) * (CHUNK + dim) + 256;
+  const size_t d = static_cast<size_t>(dim);
+  const size_t vectors = 2 * LANES * d + VECTOR_QUERIES * (CHUNK + d);
+  const size_t tiles = CHUNK * d + LANES * (CHUNK + 2 * d);
+  return (vectors > tiles ? vectors : tiles) + 256;
 }
 
 struct Kernels {
@@ -57,12 +63,16 @@ struct Kernels {
                int count, float* out, ptrdiff_t stride);
   // out = silu(gate) · up, n a multiple of 16.
   void (*silu_and_mul)(const float* gate, const float* up, int n, float* out);
+  // out[i] = x[i] / by
+  void (*divide)(const float* x, float by, int n, float* out);
   // x[i] += y[i], n a multiple of 16.
   void (*accumulate)(float* x, const float* y, int n);
   // Rotates the pairs (i, i + half) of x.
   void (*rotate)(float* x, const float* cos, const float* sin, int half);
   // Writes x [dim] to (slot, head).
   void (*store_kv)(const KvArray& kv, int slot, int head, const float* x);
+  // Queries that a call of `attend` may have, for keys of this type and padded size.
+  int (*attend_queries)(KvType type, int dim);
   void (*attend)(AttendJob& job);
   // Merges the softmax over later keys into the one over earlier keys.
   void (*merge)(Softmax& into, const Softmax& later, int dim);

@@ -7,10 +7,10 @@ static void store_kv(const KvArray& kv, int slot, int head, const float* x) {
   if (kv.type == KvType::S8) {
     f32x16 peaks = zero();
     for (int i = 0; i < kv.dim; i += LANES) peaks = larger_magnitudes(peaks, load(x + i));
-    const Coder coder(largest_magnitude(peaks));
-    kv.scales[place] = coder.scale;
+    const Coders coders(splat(largest_magnitude(peaks)));
+    kv.scales[place] = coders.scale[0];
     for (int i = 0; i < kv.dim; i += LANES)
-      coder.encode(load(x + i), reinterpret_cast<int8_t*>(kv.data) + at + i);
+      store_s8(reinterpret_cast<int8_t*>(kv.data) + at + i, coders.encode(0, load(x + i)));
     return;
   }
   for (int i = 0; i < kv.dim; i += LANES) {
@@ -133,6 +133,26 @@ static void merge(Softmax& into, const Softmax& later, int dim) {
   }
 }
 
+// From scores [padded] of a query to weights, zero for keys that it does not see; clears `sums`.
+static inline Softmax take_softmax(const AttendJob& job, int q, float* row, int padded,
+                                   float* sums) {
+  f32x16 peaks = splat(-INFINITY), totals = zero();
+  if (job.soft_cap > 0)
+    for (int i = 0; i < padded; i += LANES) store(row + i, soft_capped(load(row + i), job.soft_cap));
+  for (int i = 0; i < job.first[q] && i < padded; i++) row[i] = -INFINITY;
+  for (int i = job.end[q] > 0 ? job.end[q] : 0; i < padded; i++) row[i] = -INFINITY;
+  for (int i = 0; i < padded; i += LANES) peaks = max(peaks, load(row + i));
+  const float peak = largest(peaks);
+  const bool none = job.first[q] >= job.end[q];
+  for (int i = 0; i < padded; i += LANES) {
+    const f32x16 weight = none ? zero() : decay(sub(load(row + i), splat(peak)));
+    totals = add(totals, weight);
+    store(row + i, weight);
+  }
+  for (int i = 0; i < job.keys.dim; i += LANES) store(sums + i, zero());
+  return {none ? -INFINITY : peak, sum(totals), sums};
+}
+
 constexpr int WORTH_TRANSPOSING = 8;  // queries from which on turning a tile of keys pays
 
 template <KvType TYPE, int V>
@@ -141,7 +161,7 @@ static void attend_chunk(AttendJob& job) {
   float* tile = job.scratch;                   // [LANES][dim]
   float* columns = tile + LANES * dim;         // [dim][LANES]
   float* scores = columns + LANES * dim;       // [queries][CHUNK]
-  float* sums = scores + MAX_QUERIES * CHUNK;  // [queries][dim]
+  float* sums = scores + VECTOR_QUERIES * CHUNK;  // [queries][dim]
 
   for (int from = 0; from < padded; from += LANES) {
     load_tile<TYPE, V>(job, job.keys, from, tile);
@@ -158,29 +178,12 @@ static void attend_chunk(AttendJob& job) {
       store(scores + q * CHUNK + from, score_tile<V>(job.query[q], tile, dim));
   }
 
-  Softmax own[MAX_QUERIES];
-  for (int q = 0; q < job.queries; q++) {
-    float* row = scores + q * CHUNK;
-    f32x16 peaks = splat(-INFINITY), totals = zero();
-    if (job.soft_cap > 0)
-      for (int i = 0; i < padded; i += LANES)
-        store(row + i, soft_capped(load(row + i), job.soft_cap));
-    for (int i = 0; i < job.first[q] && i < padded; i++) row[i] = -INFINITY;
-    for (int i = job.end[q] > 0 ? job.end[q] : 0; i < padded; i++) row[i] = -INFINITY;
-    for (int i = 0; i < padded; i += LANES) peaks = max(peaks, load(row + i));
-    const float peak = largest(peaks);
-    const bool none = job.first[q] >= job.end[q];
-    for (int i = 0; i < padded; i += LANES) {
-      const f32x16 weight = none ? zero() : decay(sub(load(row + i), splat(peak)));
-      totals = add(totals, weight);
-      store(row + i, weight);
-    }
-    own[q] = {none ? -INFINITY : peak, sum(totals), sums + q * dim};
-    for (int i = 0; i < dim; i += LANES) store(own[q].sums + i, zero());
-  }
+  Softmax own[VECTOR_QUERIES];
+  for (int q = 0; q < job.queries; q++)
+    own[q] = take_softmax(job, q, scores + q * CHUNK, padded, sums + q * dim);
 
-  const float* weights[MAX_QUERIES];
-  float* into[MAX_QUERIES];
+  const float* weights[VECTOR_QUERIES];
+  float* into[VECTOR_QUERIES];
   for (int q = 0; q < job.queries; q++) into[q] = own[q].sums;
   for (int from = 0; from < padded; from += LANES) {
     load_tile<TYPE, V>(job, job.values, from, tile);
@@ -211,7 +214,7 @@ static void attend_type(AttendJob& job) {
   }
 }
 
-static void attend(AttendJob& job) {
+static void vector_attend(AttendJob& job) {
   switch (job.keys.type) {
     case KvType::F32: return attend_type<KvType::F32>(job);
     case KvType::F16: return attend_type<KvType::F16>(job);

@@ -14,10 +14,9 @@ static inline void store_part(float* p, f32x16 v, int n) {
   std::memcpy(p, lanes, sizeof(float) * static_cast<size_t>(n));
 }
 
-// e^x to 1 unit in the last place or two, clamped to [-87, 88] (Cody and Waite's reduction, and a
+// e^x to 1 unit in the last place or two, for x in [-87, 88] (Cody and Waite's reduction, and a
 // minimax polynomial of degree 6 on [-ln 2 / 2, ln 2 / 2]).
-static inline f32x16 exponential(f32x16 x) {
-  x = min(splat(88.0f), max(splat(-87.0f), x));
+static inline f32x16 exponential_within(f32x16 x) {
   const f32x16 n = round(mul(x, splat(1.44269504f)));
   f32x16 r = fma(n, splat(-0.693145752f), x);
   r = fma(n, splat(-1.42860677e-6f), r);
@@ -28,11 +27,18 @@ static inline f32x16 exponential(f32x16 x) {
   p = fma(p, r, splat(0.5f));
   p = fma(p, r, splat(1.0f));
   p = fma(p, r, splat(1.0f));
-  return mul(p, exp2_whole(n));
+  return times_power(p, n);
+}
+
+// The same for all x, clamped to that range.
+static inline f32x16 exponential(f32x16 x) {
+  return exponential_within(min(splat(88.0f), max(splat(-87.0f), x)));
 }
 
 // e^x for x ≤ 0, exactly zero below -87.
-static inline f32x16 decay(f32x16 x) { return zero_if_less(x, splat(-87.0f), exponential(x)); }
+static inline f32x16 decay(f32x16 x) {
+  return zero_if_less(x, splat(-87.0f), exponential_within(max(splat(-87.0f), x)));
+}
 
 static inline float decay_of(float x) {
   float lanes[LANES];
@@ -40,47 +46,84 @@ static inline float decay_of(float x) {
   return lanes[0];
 }
 
-// From values to codes in [-127, 127], and back by `scale`, given the largest magnitude.
-// Not-a-number and infinity are the largest of all, so they end up in the scale.
-struct Coder {
-  float scale;
-  explicit Coder(float peak) : scale(peak / 127.0f) {
+// From values to codes in [-127, 127], and back by `scale`, given the largest magnitudes of sixteen
+// groups. Not-a-number and infinity are the largest of all, so they end up in the scale.
+struct Coders {
+  float scale[LANES];
+  explicit Coders(f32x16 peaks) {
     // A power of two, nearly always one, that keeps the inverse of the smallest peaks finite.
-    const float up = peak < 0x1p-100f ? 0x1p60f : 1.0f;
-    lift = splat(up);
-    factor = splat(peak > 0 ? 127.0f / (peak * up) : 0.0f);
+    const f32x16 whole = splat(0x1p60f);
+    const f32x16 up = max(splat(1.0f), sub(whole, zero_if_less(peaks, splat(0x1p-100f), whole)));
+    const f32x16 inverse = div(splat(127.0f), mul(peaks, up));
+    store(scale, div(peaks, splat(127.0f)));
+    store(lift_, up);
+    store(factor_, zero_if_less(peaks, splat(0x1p-149f), inverse));
   }
-  void encode(const f32x16& x, int8_t* codes) const {
-    store_s8(codes, round(mul(mul(x, lift), factor)));
+  f32x16 encode(int group, const f32x16& x) const {
+    return round(mul(mul(x, splat(lift_[group])), splat(factor_[group])));
   }
 
  private:
-  f32x16 lift, factor;
+  float lift_[LANES], factor_[LANES];
 };
 
-static void quantize(const float* x, int columns, const QuantizedRow& out) {
-  for (int g = 0; g * GROUP < columns; g++) {
-    const float* p = x + g * GROUP;
-    const int left = columns - g * GROUP;
-    f32x16 a, b;
-    if (left >= GROUP) {
-      a = load(p);
-      b = load(p + LANES);
-    } else {
-      a = left >= LANES ? load(p) : load_part(p, left);
-      b = left > LANES ? load_part(p + LANES, left - LANES) : zero();
+// What is kept beside the codes of a group; their sums come as float32, which has them exactly.
+static inline void note(const QuantizedRow& out, int g, float scale, float first, float second) {
+  // A sum of what is not a number is multiplied by a scale that is none.
+  out.half_sum[2 * g] = first == first ? static_cast<int32_t>(first) : 0;
+  out.half_sum[2 * g + 1] = second == second ? static_cast<int32_t>(second) : 0;
+  out.sum[g] = out.half_sum[2 * g] + out.half_sum[2 * g + 1];
+  out.scale[g] = scale;
+  out.scaled_sum[g] = scale * static_cast<float>(out.sum[g]);
+}
+
+static inline void quantize_one(const float* x, const QuantizedRow& out) {
+  const f32x16 a = load(x), b = load(x + LANES);
+  const Coders coders(splat(largest_magnitude(larger_magnitudes(a, b))));
+  const f32x16 first = coders.encode(0, a), second = coders.encode(0, b);
+  store_s8(out.q, first);
+  store_s8(out.q + LANES, second);
+  note(out, 0, coders.scale[0], sum(first), sum(second));
+}
+
+// n groups, up to sixteen. Maxima and sums are taken over vectors of one lane a group: what is
+// kept in memory meanwhile is read as it was written, or else would have to be waited for.
+static inline void quantize_groups(const float* x, int n, const QuantizedRow& out) {
+  float rows[2][LANES][LANES] = {}, turned[LANES][LANES];
+  for (int i = 0; i < n; i++)
+    store(rows[0][i], larger_magnitudes(load(x + i * GROUP), load(x + i * GROUP + LANES)));
+  transpose(rows[0][0], LANES, turned[0]);
+  f32x16 peaks = load(turned[0]);
+  for (int i = 1; i < LANES; i++) peaks = larger_magnitudes(peaks, load(turned[i]));
+  const Coders coders(peaks);
+  for (int i = 0; i < n; i++)
+    for (int half = 0; half < 2; half++) {
+      const int at = i * GROUP + half * LANES;
+      const f32x16 codes = coders.encode(i, load(x + at));
+      store_s8(out.q + at, codes);
+      store(rows[half][i], codes);
     }
-    const Coder coder(largest_magnitude(larger_magnitudes(a, b)));
-    coder.encode(a, out.q + g * GROUP);
-    coder.encode(b, out.q + g * GROUP + LANES);
-    int32_t first, second;
-    sum_codes(out.q + g * GROUP, first, second);
-    out.scale[g] = coder.scale;
-    out.sum[g] = first + second;
-    out.scaled_sum[g] = out.scale[g] * static_cast<float>(out.sum[g]);
-    out.half_sum[2 * g] = first;
-    out.half_sum[2 * g + 1] = second;
+  float sums[2][LANES];
+  for (int half = 0; half < 2; half++) {
+    transpose(rows[half][0], LANES, turned[0]);
+    f32x16 total = load(turned[0]);
+    for (int i = 1; i < LANES; i++) total = add(total, load(turned[i]));
+    store(sums[half], total);
   }
+  for (int i = 0; i < n; i++) note(out, i, coders.scale[i], sums[0][i], sums[1][i]);
+}
+
+static void quantize(const float* x, int columns, const QuantizedRow& out) {
+  const int whole = columns / GROUP;
+  int g = 0;
+  for (; g + 8 <= whole; g += LANES)
+    quantize_groups(x + g * GROUP, whole - g < LANES ? whole - g : LANES, out.from(g));
+  for (; g < whole; g++) quantize_one(x + g * GROUP, out.from(g));
+  if (whole * GROUP == columns) return;
+  float last[GROUP] = {};
+  const size_t left = static_cast<size_t>(columns - whole * GROUP);
+  std::memcpy(last, x + whole * GROUP, sizeof(float) * left);
+  quantize_one(last, out.from(whole));
 }
 
 static void rms_norm(const float* x, const float* w, int n, float eps, float* out) {
@@ -104,6 +147,14 @@ static void silu_and_mul(const float* gate, const float* up, int n, float* out) 
     const f32x16 below = add(splat(1.0f), exponential(sub(zero(), g)));
     store(out + i, mul(div(g, below), load(up + i)));
   }
+}
+
+// out = x / by
+static void divide(const float* x, float by, int n, float* out) {
+  const f32x16 divisor = splat(by);
+  int i = 0;
+  for (; i + LANES <= n; i += LANES) store(out + i, div(load(x + i), divisor));
+  if (i < n) store_part(out + i, div(load_part(x + i, n - i), divisor), n - i);
 }
 
 static void accumulate(float* x, const float* y, int n) {

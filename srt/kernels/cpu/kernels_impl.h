@@ -7,6 +7,12 @@
 #include "kernels_elementwise.h"
 #include "kernels_products.h"
 #include "kernels_attention.h"
+#ifdef PHLOEM_TILES
+#include "tiles.h"
+#include "kernels_products_tiles.h"
+#include "kernels_attention_tiles.h"
+#endif
+#include "kernels_choice.h"
 
 namespace phloem {
 
@@ -16,10 +22,12 @@ namespace phloem {
 #define PHLOEM_TEXT(x) PHLOEM_TEXT_OF(x)
 
 const Kernels PHLOEM_TABLE(PHLOEM_ISA) = {
-    PHLOEM_TEXT(PHLOEM_ISA),    PHLOEM_ISA::quantize,   PHLOEM_ISA::rms_norm,
-    PHLOEM_ISA::gemm,           PHLOEM_ISA::silu_and_mul, PHLOEM_ISA::accumulate,
-    PHLOEM_ISA::rotate,         PHLOEM_ISA::store_kv,   PHLOEM_ISA::attend,
-    PHLOEM_ISA::merge,
+    PHLOEM_TEXT(PHLOEM_ISA),    PHLOEM_ISA::quantize,
+    PHLOEM_ISA::rms_norm,       PHLOEM_ISA::gemm,
+    PHLOEM_ISA::silu_and_mul,   PHLOEM_ISA::divide,
+    PHLOEM_ISA::accumulate,     PHLOEM_ISA::rotate,
+    PHLOEM_ISA::store_kv,       PHLOEM_ISA::attend_queries,
+    PHLOEM_ISA::attend,         PHLOEM_ISA::merge,
 };
 
 }  // namespace phloem

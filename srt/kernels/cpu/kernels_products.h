@@ -51,92 +51,121 @@ struct IntegerLayout {
   }
 };
 
-// R rows of x against one block. Per group: the products of codes, exactly, in int32; then two
+// R rows of x against B blocks. Per group: the products of codes, exactly, in int32; then two
 // roundings, one for the scaled products and one for the minima.
-template <Kind KIND, int SCALE_GROUP, bool MIN, bool WIDE, int R>
+template <Kind KIND, int SCALE_GROUP, bool MIN, bool WIDE, int R, int B>
 static inline void integer_tile(const Matrix& w, const uint8_t* block, const QuantizedRow* x,
                                 Fetch fetch, float* const* out) {
   using Layout = IntegerLayout<KIND, SCALE_GROUP, MIN, WIDE>;
   constexpr int PART = Layout::PART, PARTS = Layout::PARTS;
   const int groups = w.groups();
-  f32x16 total[R];
-  for (int r = 0; r < R; r++) total[r] = zero();
+  const size_t next = w.stride();
+  f32x16 total[R][B];
+  for (int r = 0; r < R; r++)
+    for (int b = 0; b < B; b++) total[r][b] = zero();
   for (int g = 0; g < groups; g++) {
-    const uint8_t* codes = Layout::codes(block, g);
     fetch(g);
     for (int part = 0; part < PARTS; part++) {
-      i32x16 products[R];
+      i32x16 products[R][B];
       for (int r = 0; r < R; r++) {
         const int32_t sum_x = PARTS == 1 ? x[r].sum[g] : x[r].half_sum[2 * g + part];
-        if (KIND == Kind::S8)
-          products[r] = s8_start(sum_x);
-        else
-          products[r] = splat_i32(MIN ? 0 : -8 * sum_x);
+        for (int b = 0; b < B; b++)
+          products[r][b] = KIND == Kind::S8 ? s8_start(sum_x) : splat_i32(MIN ? 0 : -8 * sum_x);
       }
       const int first = g * GROUP + part * PART;
+      const uint8_t* codes = Layout::codes(block, g) + (KIND == Kind::U4 ? 0 : part * PART * LANES);
       for (int j = 0; j < (KIND == Kind::U4 ? 4 : PART / 4); j++, codes += 64) {
-        const u8x64 run = load_codes(codes);
-        if (KIND == Kind::U4) {
-          const u8x64 low = low_nibbles(run), high = high_nibbles(run);
-          for (int r = 0; r < R; r++) {
-            const int8_t* columns = x[r].q + first + 4 * j;
-            products[r] = dot_u4(products[r], low, load_x4(columns));
-            products[r] = dot_u4(products[r], high, load_x4(columns + 16));
+        u8x64 run[B], low[B], high[B];
+        for (int b = 0; b < B; b++) {
+          run[b] = load_codes(codes + b * next);
+          if (KIND == Kind::U4) {
+            low[b] = low_nibbles(run[b]);
+            high[b] = high_nibbles(run[b]);
           }
-        } else {
-          for (int r = 0; r < R; r++)
-            products[r] = dot_s8(products[r], run, load_x4(x[r].q + first + 4 * j));
+        }
+        for (int r = 0; r < R; r++) {
+          const int8_t* columns = x[r].q + first + 4 * j;
+          const x4 here = load_x4(columns);
+          if (KIND == Kind::U4) {
+            const x4 later = load_x4(columns + 16);
+            for (int b = 0; b < B; b++) products[r][b] = dot_u4(products[r][b], low[b], here);
+            for (int b = 0; b < B; b++) products[r][b] = dot_u4(products[r][b], high[b], later);
+          } else {
+            for (int b = 0; b < B; b++) products[r][b] = dot_s8(products[r][b], run[b], here);
+          }
         }
       }
       if (SCALE_GROUP == 0) {
         for (int r = 0; r < R; r++)
-          total[r] = fma(to_float(products[r]), splat(x[r].scale[g]), total[r]);
+          for (int b = 0; b < B; b++)
+            total[r][b] = fma(to_float(products[r][b]), splat(x[r].scale[g]), total[r][b]);
         continue;
       }
-      const f32x16 scale = load_scale<WIDE>(Layout::scales(block, g, part));
-      for (int r = 0; r < R; r++)
-        total[r] = fma(to_float(products[r]), mul(scale, splat(x[r].scale[g])), total[r]);
-      if (MIN) {
-        const f32x16 minimum = load_scale<WIDE>(Layout::minima(block, g));
-        for (int r = 0; r < R; r++)
-          total[r] = fma(minimum, splat(x[r].scaled_sum[g]), total[r]);
+      for (int b = 0; b < B; b++) {
+        const f32x16 scale = load_scale<WIDE>(Layout::scales(block + b * next, g, part));
+        for (int r = 0; r < R; r++) {
+          const f32x16 both = mul(scale, splat(x[r].scale[g]));
+          total[r][b] = fma(to_float(products[r][b]), both, total[r][b]);
+        }
       }
+      if (MIN)
+        for (int b = 0; b < B; b++) {
+          const f32x16 minimum = load_scale<WIDE>(Layout::minima(block + b * next, g));
+          for (int r = 0; r < R; r++)
+            total[r][b] = fma(minimum, splat(x[r].scaled_sum[g]), total[r][b]);
+        }
     }
   }
-  for (int r = 0; r < R; r++) {
-    if (SCALE_GROUP == 0) total[r] = mul(total[r], load_scale<WIDE>(Layout::row_scales(w, block)));
-    store(out[r], total[r]);
-  }
+  for (int b = 0; b < B; b++)
+    for (int r = 0; r < R; r++) {
+      if (SCALE_GROUP == 0)
+        total[r][b] = mul(total[r][b], load_scale<WIDE>(Layout::row_scales(w, block + b * next)));
+      store(out[r] + b * LANES, total[r][b]);
+    }
 }
 
+// Rows [0, many) against B blocks, as many at once as the tiles have.
+template <Kind KIND, int SCALE_GROUP, bool MIN, bool WIDE, int B>
+static inline void integer_blocks(const Matrix& w, const uint8_t* block, const QuantizedRow* row,
+                                  int many, float* const* target) {
+  const size_t each = B * w.stride() / static_cast<size_t>(many);  // of the next blocks, for a row
+  const size_t groups = static_cast<size_t>(w.groups());
+  const auto fetch = [&](int i, int n) {
+    return Fetch{block + B * w.stride() + i * each, (n * each + 64) / groups};
+  };
+  constexpr int MOST = B == 1 ? ROWS_INT : ROWS_PAIRED;
+  int i = 0;
+#define PHLOEM_ROWS(R) \
+  integer_tile<KIND, SCALE_GROUP, MIN, WIDE, R, B>(w, block, row + i, fetch(i, R), target + i), i += R
+  // Eight are better passed as four and four than as six and two.
+  while (i + MOST <= many && !(MOST == 6 && i + 8 == many)) PHLOEM_ROWS(MOST);
+  while (i + 4 <= many) PHLOEM_ROWS(4);
+  while (i + 2 <= many) PHLOEM_ROWS(2);
+  if (i < many) PHLOEM_ROWS(1);
+#undef PHLOEM_ROWS
+}
+
+// Rows [from, count); see `Kernels::gemm`.
 template <Kind KIND, int SCALE_GROUP, bool MIN, bool WIDE>
 static void integer_gemm(const Matrix& w, int begin, int end, const Activations& x,
-                         const int* rows, int count, float* out, ptrdiff_t stride) {
+                         const int* rows, int from, int count, float* out, ptrdiff_t stride) {
   constexpr int MANY = 64;  // rows whose descriptions are at hand while all blocks pass
-  for (int from = 0; from < count; from += MANY) {
+  for (; from < count; from += MANY) {
     const int many = count - from < MANY ? count - from : MANY;
     QuantizedRow row[MANY];
     for (int i = 0; i < many; i++) row[i] = x.quantized(rows ? rows[from + i] : from + i);
-    for (int b = begin; b < end; b++) {
-      const uint8_t* block = w.block(b);
-      float* target[MANY];
-      for (int i = 0; i < many; i++) target[i] = out + (from + i) * stride + (b - begin) * LANES;
-      const size_t each = w.stride() / static_cast<size_t>(many);  // of the next block, for a row
-      const size_t groups = static_cast<size_t>(w.groups());
-      const auto fetch = [&](int i, int n) {
-        return Fetch{block + w.stride() + i * each, (n * each + 64) / groups};
-      };
-      int i = 0;
-      for (; i + ROWS_INT <= many; i += ROWS_INT)
-        integer_tile<KIND, SCALE_GROUP, MIN, WIDE, ROWS_INT>(w, block, row + i,
-                                                             fetch(i, ROWS_INT), target + i);
-      for (; i + 4 <= many; i += 4)
-        integer_tile<KIND, SCALE_GROUP, MIN, WIDE, 4>(w, block, row + i, fetch(i, 4), target + i);
-      for (; i + 2 <= many; i += 2)
-        integer_tile<KIND, SCALE_GROUP, MIN, WIDE, 2>(w, block, row + i, fetch(i, 2), target + i);
-      for (; i < many; i++)
-        integer_tile<KIND, SCALE_GROUP, MIN, WIDE, 1>(w, block, row + i, fetch(i, 1), target + i);
-    }
+    float* target[MANY];
+    for (int i = 0; i < many; i++) target[i] = out + (from + i) * stride;
+    int b = begin;
+    const auto pass = [&](int blocks) {
+      b += blocks;
+      for (int i = 0; i < many; i++) target[i] += blocks * LANES;
+    };
+    if constexpr (ROWS_PAIRED > 0)
+      for (; many > 1 && b + 2 <= end; pass(2))
+        integer_blocks<KIND, SCALE_GROUP, MIN, WIDE, 2>(w, w.block(b), row, many, target);
+    for (; b < end; pass(1))
+      integer_blocks<KIND, SCALE_GROUP, MIN, WIDE, 1>(w, w.block(b), row, many, target);
   }
 }
 
@@ -181,9 +210,9 @@ static inline void float_tile(const Matrix& w, const uint8_t* block, const float
 
 template <Kind KIND>
 static void float_gemm(const Matrix& w, int begin, int end, const Activations& x, const int* rows,
-                       int count, float* out, ptrdiff_t stride) {
+                       int from, int count, float* out, ptrdiff_t stride) {
   constexpr int MANY = 32;
-  for (int from = 0; from < count; from += MANY) {
+  for (; from < count; from += MANY) {
     const int many = count - from < MANY ? count - from : MANY;
     const float* row[MANY];
     for (int i = 0; i < many; i++) row[i] = x.row(rows ? rows[from + i] : from + i);
@@ -203,32 +232,6 @@ static void float_gemm(const Matrix& w, int begin, int end, const Activations& x
       b += together;
     }
   }
-}
-
-static void gemm(const Matrix& w, int begin, int end, const Activations& x, const int* rows,
-                 int count, float* out, ptrdiff_t stride) {
-  auto* product = &float_gemm<Kind::F32>;
-  if (w.kind == Kind::F16) product = &float_gemm<Kind::F16>;
-  if (w.kind == Kind::BF16) product = &float_gemm<Kind::BF16>;
-  if (w.kind == Kind::U4) {
-    if (!w.has_min)
-      product = &integer_gemm<Kind::U4, 32, false, false>;
-    else if (w.wide_scale)
-      product = &integer_gemm<Kind::U4, 32, true, true>;
-    else
-      product = &integer_gemm<Kind::U4, 32, true, false>;
-  }
-  if (w.kind == Kind::S8) {
-    if (w.group == 0)
-      product = &integer_gemm<Kind::S8, 0, false, true>;
-    else if (w.group == 16)
-      product = &integer_gemm<Kind::S8, 16, false, true>;
-    else if (w.has_min)
-      product = &integer_gemm<Kind::S8, 32, true, true>;
-    else
-      product = &integer_gemm<Kind::S8, 32, false, false>;
-  }
-  product(w, begin, end, x, rows, count, out, stride);
 }
 
 }  // namespace PHLOEM_ISA

@@ -63,7 +63,9 @@ static inline __m256 exp2_whole_8(__m256 n) {
   const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
   return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
 }
-static inline f32x16 exp2_whole(f32x16 n) { return {exp2_whole_8(n.a), exp2_whole_8(n.b)}; }
+static inline f32x16 times_power(f32x16 x, f32x16 n) {
+  return {_mm256_mul_ps(x.a, exp2_whole_8(n.a)), _mm256_mul_ps(x.b, exp2_whole_8(n.b))};
+}
 
 static inline __m128i load_16(const void* p) {
   return _mm_loadu_si128(static_cast<const __m128i*>(p));
@@ -224,6 +226,7 @@ static inline i32x16 s8_start(int32_t) { return splat_i32(0); }
 #endif
 
 constexpr int ROWS_INT = 4;
+constexpr int ROWS_PAIRED = 0;
 constexpr int ROWS_FLOAT = 2;
 constexpr int QUERIES = 1;
 

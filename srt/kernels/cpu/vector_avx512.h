@@ -31,10 +31,7 @@ static inline f32x16 zero_if_less(f32x16 x, f32x16 y, f32x16 v) {
 static inline f32x16 round(f32x16 a) {
   return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-static inline f32x16 exp2_whole(f32x16 n) {
-  const __m512i biased = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(biased, 23));
-}
+static inline f32x16 times_power(f32x16 x, f32x16 n) { return _mm512_scalef_ps(x, n); }
 
 static inline __m256i load_32(const void* p) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(p));
@@ -107,10 +104,12 @@ static inline f32x16 sum_each(const f32x16* v) {
   return add_ones(add_twos(four[0], four[1]), add_twos(four[2], four[3]));
 }
 
-static inline void transpose(const float* in, int stride, float* out) {
+// out[column][row] = lane `column` of row(i), for sixteen rows.
+template <class Row>
+static inline void transpose(const Row& row, float* out) {
   f32x16 a[16], b[16];
   for (int i = 0; i < 8; i++) {
-    const f32x16 x = load(in + 2 * i * stride), y = load(in + (2 * i + 1) * stride);
+    const f32x16 x = row(2 * i), y = row(2 * i + 1);
     a[2 * i] = _mm512_unpacklo_ps(x, y);
     a[2 * i + 1] = _mm512_unpackhi_ps(x, y);
   }
@@ -130,6 +129,10 @@ static inline void transpose(const float* in, int stride, float* out) {
     store(out + (8 + c) * 16, _mm512_shuffle_f32x4(high01, high23, 0x88));
     store(out + (12 + c) * 16, _mm512_shuffle_f32x4(high01, high23, 0xDD));
   }
+}
+
+static inline void transpose(const float* in, int stride, float* out) {
+  transpose([=](int i) { return load(in + i * stride); }, out);
 }
 
 static inline i32x16 splat_i32(int32_t x) { return _mm512_set1_epi32(x); }
@@ -175,6 +178,7 @@ static inline i32x16 s8_start(int32_t) { return splat_i32(0); }
 #endif
 
 constexpr int ROWS_INT = 8;
+constexpr int ROWS_PAIRED = 6;
 constexpr int ROWS_FLOAT = 4;
 constexpr int QUERIES = 4;
 

@@ -73,14 +73,13 @@ static inline f32x16 round(f32x16 a) {
   EACH_LANE a.lane[i] = std::nearbyintf(a.lane[i]);
   return a;
 }
-// 2^n for whole n in [-126, 127]; anything finite for not-a-number.
-static inline f32x16 exp2_whole(f32x16 n) {
+// x · 2^n for whole n in [-126, 127]; x is not a number where n is none.
+static inline f32x16 times_power(f32x16 x, f32x16 n) {
   EACH_LANE {
     const int32_t power = n.lane[i] == n.lane[i] ? static_cast<int32_t>(n.lane[i]) : 0;
-    const uint32_t bits = static_cast<uint32_t>(power + 127) << 23;
-    std::memcpy(&n.lane[i], &bits, 4);
+    x.lane[i] *= bits_to_float(static_cast<uint32_t>(power + 127) << 23);
   }
-  return n;
+  return x;
 }
 static inline f32x16 load_f16(const uint16_t* p) {
   f32x16 r;
@@ -137,14 +136,6 @@ static inline f32x16 larger_magnitudes(f32x16 a, f32x16 b) {
     a.lane[i] = bits_to_float(x > y ? x : y);
   }
   return a;
-}
-// Sums of the first and the second sixteen of thirty-two codes.
-static inline void sum_codes(const int8_t* q, int32_t& first, int32_t& second) {
-  first = second = 0;
-  EACH_LANE {
-    first += q[i];
-    second += q[i + 16];
-  }
 }
 // Lane i of the result is sum(v[i]).
 static inline f32x16 sum_each(const f32x16* v) {
@@ -203,6 +194,7 @@ static inline i32x16 s8_start(int32_t sum_x) { return splat_i32(-128 * sum_x); }
 #undef EACH_LANE
 
 constexpr int ROWS_INT = 4;    // rows of a tile in integer products
+constexpr int ROWS_PAIRED = 0;  // the same against two blocks at once; 0: one is as good
 constexpr int ROWS_FLOAT = 2;  // and in float products
 constexpr int QUERIES = 1;     // queries that attention has in registers together
 
