@@ -105,7 +105,9 @@ def resolve(asked: ServeConfig, hardware: Hardware) -> Resolved:
     else:
         dtype, reasons["dtype"] = _choose_dtype(asked.model.dtype, hardware)
         isa, reasons["isa"] = hardware.isa, f"the widest that {hardware.cpu} has"
-    kv_dtype, reasons["kv_dtype"] = _choose_kv_dtype(asked.cache.kv_cache_dtype, backend, dtype)
+    kv_dtype, reasons["kv_dtype"] = _choose_kv_dtype(
+        asked.cache.kv_cache_dtype, backend, dtype, isa
+    )
     return Resolved(
         config=asked,
         hardware=hardware,
@@ -209,7 +211,7 @@ def _choose_isa(hardware: Hardware) -> tuple[str, str]:
 
 
 def _choose_kv_dtype(
-    asked: Literal["auto"] | KvDtype, backend: Literal["cpu", "torch"], dtype: Dtype
+    asked: Literal["auto"] | KvDtype, backend: Literal["cpu", "torch"], dtype: Dtype, isa: str
 ) -> tuple[KvDtype, str]:
     """How KV is kept and why. Raises `InvalidRequest` for what the backend does not have."""
     if backend == "torch":
@@ -220,9 +222,11 @@ def _choose_kv_dtype(
                 param="cache.kv_cache_dtype",
             )
         return dtype, "the compute type"
-    if asked == "auto":
-        return "float16", "half of float32's bytes, with three digits"
-    return asked, "asked for"
+    if asked != "auto":
+        return asked, "asked for"
+    if isa == "amx":
+        return "bfloat16", "what AMX tiles multiply"
+    return "float16", "half of float32's bytes, with three digits"
 
 
 def _choose_dtype(asked: Literal["auto"] | Dtype, hardware: Hardware) -> tuple[Dtype, str]:

@@ -195,6 +195,10 @@ def test_kernels_compute_where_they_are_built(monkeypatch: pytest.MonkeyPatch) -
     assert resolve(asked, BUILT).backend == "torch"
     asked = ServeConfig(cache=CacheOptions(kv_cache_dtype="int8"))
     assert resolve(asked, BUILT).kv_dtype == "int8"
+    tiles = replace(PLAIN, kernels=("amx", "avx512vnni", "generic"))
+    assert resolve(ServeConfig(), tiles).kv_dtype == "bfloat16"
+    asked = ServeConfig(cache=CacheOptions(kv_cache_dtype="float16"))
+    assert resolve(asked, tiles).kv_dtype == "float16"
 
 
 def test_the_environment_may_force_an_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,11 @@
 
 #include "kernels.h"
 
+#ifdef PHLOEM_HAS_AMX
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace phloem {
 namespace {
 
@@ -30,8 +35,23 @@ bool has_avxvnni() {
 }
 #endif
 
+#ifdef PHLOEM_HAS_AMX
+// Tiles, int8 and bfloat16 (leaf 7, EDX bits 24, 25, 22), and the system's leave to use them: it
+// keeps 8 KiB more of a thread that does (arch_prctl(2), ARCH_REQ_XCOMP_PERM, feature 18).
+bool has_amx() {
+  uint32_t a, b, c, d;
+  asm volatile("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(7), "c"(0));
+  constexpr uint32_t NEEDED = 1u << 24 | 1u << 25 | 1u << 22;
+  return has_avx512() && __builtin_cpu_supports("avx512vnni") && (d & NEEDED) == NEEDED &&
+         syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+}
+#endif
+
 const Candidate* candidates(size_t& count) {
   static const Candidate all[] = {
+#ifdef PHLOEM_HAS_AMX
+      {&amx_kernels, has_amx()},
+#endif
 #if defined(__x86_64__)
       {&avx512vnni_kernels, has_avx512() && __builtin_cpu_supports("avx512vnni")},
       {&avx512_kernels, has_avx512()},

@@ -79,7 +79,12 @@ struct Kernels {
 };
 
 extern const Kernels generic_kernels, avx2_kernels, avxvnni_kernels, avx512_kernels,
-    avx512vnni_kernels;
+    avx512vnni_kernels, amx_kernels;
+
+// The system has to be asked for tiles; how is known for Linux.
+#if defined(__x86_64__) && defined(__linux__)
+#define PHLOEM_HAS_AMX
+#endif
 
 // The kernels called `name`; the best that this CPU has if it is null or empty. Null if there are
 // none of that name or this CPU cannot run them.
