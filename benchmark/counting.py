@@ -65,16 +65,25 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class Work:
-    """Bytes to move, multiply-adds of int8 and of float32."""
+    """Bytes to move, multiply-adds of int8, of float32, and of bfloat16 in tiles."""
 
     nbytes: int = 0
     int8: int = 0
     float32: int = 0
+    bfloat16: int = 0
 
     def __add__(self, other: Work) -> Work:
         return Work(
-            self.nbytes + other.nbytes, self.int8 + other.int8, self.float32 + other.float32
+            self.nbytes + other.nbytes,
+            self.int8 + other.int8,
+            self.float32 + other.float32,
+            self.bfloat16 + other.bfloat16,
         )
+
+    @property
+    def operations(self) -> int:
+        """Multiply-adds of all types."""
+        return self.int8 + self.float32 + self.bfloat16
 
     def seconds(self, bandwidth: float, rates: Mapping[str, float]) -> tuple[float, str]:
         """The least time it takes, and which of "memory" and "arithmetic" makes it so.
@@ -83,6 +92,8 @@ class Work:
         """
         moving = self.nbytes / bandwidth
         computing = self.int8 / rates["int8"] + self.float32 / rates["float32"]
+        if self.bfloat16:
+            computing += self.bfloat16 / rates["bfloat16"]
         return max((moving, "memory"), (computing, "arithmetic"))
 
 
@@ -121,12 +132,17 @@ class Row:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Attention of one layer. Every token sees all before it: windows are not counted."""
+    """Attention of one layer. Every token sees all before it: windows are not counted.
+
+    With `tiles` bfloat16 keys and values are multiplied in AMX tiles, twice: queries and weights
+    are in two parts.
+    """
 
     heads: int
     kv_heads: int
     head_dim: int
     kv_dtype: str
+    tiles: bool = False
 
     @property
     def token_bytes(self) -> int:
@@ -140,7 +156,11 @@ class AttentionShape:
         work = Work()
         for row in rows:
             products = 2 * row.seen * self.heads * self.head_dim
-            work += Work(row.length * self.token_bytes, float32=products)
+            nbytes = row.length * self.token_bytes
+            if self.tiles and self.kv_dtype == "bfloat16" and self.head_dim % 32 == 0:
+                work += Work(nbytes, bfloat16=2 * products)
+            else:
+                work += Work(nbytes, float32=products)
         return work
 
 
@@ -159,7 +179,12 @@ def head(weight: Weight, count: int) -> Work:
 
 
 def step(
-    config: ModelConfig, weights: Mapping[str, Weight], rows: Sequence[Row], kv_dtype: str
+    config: ModelConfig,
+    weights: Mapping[str, Weight],
+    rows: Sequence[Row],
+    kv_dtype: str,
+    *,
+    tiles: bool = False,
 ) -> Work:
     """A whole step, each row's last token through the head. `weights` are the model's matrices by
     canonical name."""
@@ -169,7 +194,8 @@ def step(
     for name, weight in weights.items():
         if name.startswith("model.layers."):
             work += weight.product(count)
-    shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, kv_dtype)
+    heads = (config.num_heads, config.num_kv_heads, config.head_dim)
+    shape = AttentionShape(*heads, kv_dtype, tiles)
     for _ in range(config.num_layers):
         work += shape.attend(rows)
     return work

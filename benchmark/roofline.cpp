@@ -32,11 +32,17 @@
 #include "team.h"
 
 // As in the kernels' own files.
-#if defined(ROOFLINE_avx512vnni)
+#if defined(ROOFLINE_avx512vnni) || defined(ROOFLINE_amx)
 PHLOEM_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
-#define PHLOEM_ISA avx512vnni
 #define PHLOEM_VNNI
+#if defined(ROOFLINE_amx)
+#define PHLOEM_ISA amx
 #include "vector_avx512.h"
+#include "tiles.h"
+#else
+#define PHLOEM_ISA avx512vnni
+#include "vector_avx512.h"
+#endif
 #elif defined(ROOFLINE_avx512)
 PHLOEM_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
 #define PHLOEM_ISA avx512
@@ -86,6 +92,31 @@ float read(const uint8_t* p, int64_t bytes) {
   return sum(sums[0]);
 }
 
+#if defined(ROOFLINE_amx)
+// Eight of a round; a tile's are 16 · 16 sums of 64 products, or of 32.
+template <bool INT8>
+float multiply_in_tiles(int count) {
+  TileShapes shapes;
+  for (int t = 0; t < 8; t++) shapes.set(t, TILE, 64);
+  tiles_configure(shapes);
+  for (int n = 0; n < 2 * count; n++) {
+    if (INT8) {
+      tile_dot_s8<0, 4, 6>();
+      tile_dot_s8<1, 4, 6>();
+      tile_dot_s8<2, 4, 6>();
+      tile_dot_s8<3, 4, 6>();
+    } else {
+      tile_dot_bf16<0, 4, 6>();
+      tile_dot_bf16<1, 4, 6>();
+      tile_dot_bf16<2, 4, 6>();
+      tile_dot_bf16<3, 4, 6>();
+    }
+  }
+  tiles_release();
+  return 0;
+}
+#endif
+
 float multiply_int8(int count) {
   const uint8_t bytes[64] = {3, 1, 4, 1, 5};
   const u8x64 codes = load_codes(bytes);
@@ -120,7 +151,7 @@ float multiply_float32(int count) {
 PHLOEM_TARGET_END
 #endif
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(ROOFLINE_amx)
 PHLOEM_TARGET("avx512f,avx512bf16")
 static float multiply_bfloat16(int count) {
   __m512bh factor, x;
@@ -308,7 +339,13 @@ API int roofline_multiply(const char* type, int threads, double seconds, double*
       multiply = PHLOEM_ISA::multiply_float32;
       each = PHLOEM_ISA::IN_FLIGHT * 16;
     }
-#if defined(__x86_64__)
+#if defined(ROOFLINE_amx)
+    if (std::strcmp(type, "float32") != 0) {
+      const bool int8 = std::strcmp(type, "int8") == 0;
+      multiply = int8 ? PHLOEM_ISA::multiply_in_tiles<true> : PHLOEM_ISA::multiply_in_tiles<false>;
+      each = 8 * 16 * 16 * (int8 ? 64 : 32);
+    }
+#elif defined(__x86_64__)
     if (std::strcmp(type, "bfloat16") == 0 && __builtin_cpu_supports("avx512bf16")) {
       multiply = multiply_bfloat16;
       each = 12 * 32;
@@ -396,7 +433,7 @@ API int roofline_attention(int heads, int kv_heads, int head_dim, int kv_type, i
     for (size_t i = 0; i < q.size(); i += static_cast<size_t>(dim))
       randomise(q.data() + i, static_cast<size_t>(head_dim));
     Activations out(heads * head_dim, rows * count);
-    Attention attention(shape, *kernels, threads);
+    Attention attention(shape, type, *kernels, threads);
     attention.plan(sequences);
     return timed(threads, seconds, times, capacity, [&](Member& me, int i) {
       attention.run(me, *layers[static_cast<size_t>(i) % layers.size()], q.data(), out);

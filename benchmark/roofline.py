@@ -245,8 +245,11 @@ class Steps:
     Rows are sequences of their own, in slots that lie one after another.
     """
 
-    def __init__(self, session: Session, checkpoint: Checkpoint, kv_dtype: str) -> None:
+    def __init__(
+        self, session: Session, checkpoint: Checkpoint, kv_dtype: str, *, tiles: bool
+    ) -> None:
         self._session, self._checkpoint, self._kv_dtype = session, checkpoint, kv_dtype
+        self._tiles = tiles
         self.weights = {
             tensor.name: Weight(tensor.kind if tensor.kind in LAYOUTS else "F32", *tensor.shape)
             for tensor in checkpoint.tensors()
@@ -280,7 +283,7 @@ class Steps:
     def _add_step(
         self, where: tuple[str, str], rows: list[Row], threads: int, model: CpuModel
     ) -> None:
-        work = step(self._checkpoint.config, self.weights, rows, self._kv_dtype)
+        work = step(self._checkpoint.config, self.weights, rows, self._kv_dtype, tiles=self._tiles)
         self._add(("steps", *where), work, threads, self._run, model, rows)
 
     def _add(
@@ -322,6 +325,12 @@ class Steps:
         model.logits(np.ascontiguousarray(hidden[ends]))
 
 
+def kv_dtype_of(options: argparse.Namespace, kernels: Kernels) -> str:
+    """As asked for, else what the server takes with these kernels."""
+    asked: str | None = options.kv_dtype
+    return asked or ("bfloat16" if kernels.isa == "amx" else "float16")
+
+
 def measure(options: argparse.Namespace, kernels: Kernels, folder: Path) -> Session:
     checkpoint = open_checkpoint(resolve_model(options.model).path)
     config = checkpoint.config
@@ -329,16 +338,18 @@ def measure(options: argparse.Namespace, kernels: Kernels, folder: Path) -> Sess
     session.library.roofline_use(kernels.handle)
     for threads in sorted({1, options.threads}):
         session.measure_ceilings(threads)
-    steps = Steps(session, checkpoint, options.kv_dtype)
+    tiles = kernels.isa == "amx"
+    own = kv_dtype_of(options, kernels)
+    steps = Steps(session, checkpoint, own, tiles=tiles)
     steps.measure(PROMPTS[:1] if options.quick else PROMPTS)
     shape = (config.num_heads, config.num_kv_heads, config.head_dim)
-    for kv_dtype in [options.kv_dtype] if options.quick else KV_ITEM_BYTES:
-        measure_attention(session, AttentionShape(*shape, kv_dtype))
+    for kv_dtype in [own] if options.quick else KV_ITEM_BYTES:
+        measure_attention(session, AttentionShape(*shape, kv_dtype, tiles))
     measure_norm(session, config.hidden_size)
     shapes = [(3072, 1024)]
     if not options.quick:
-        own = {(w.rows, w.columns): None for n, w in steps.weights.items() if ".layers." in n}
-        shapes = [*own, *shapes, (8192, 2048)]
+        of_model = {(w.rows, w.columns): None for n, w in steps.weights.items() if ".layers." in n}
+        shapes = [*of_model, *shapes, (8192, 2048)]
     formats = ("Q4_1", "Q8_0", "BF16", "F32") if options.quick else tuple(LAYOUTS)
     measure_products(session, shapes, formats, (1, 16, 512) if options.quick else COUNTS)
     return session
@@ -350,7 +361,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--model", default=DEFAULT_MODEL, help="whose steps are measured")
     parser.add_argument("--threads", type=int, default=psutil.cpu_count(logical=False))
-    parser.add_argument("--kv-dtype", choices=list(KV_ITEM_BYTES), default="float16")
+    parser.add_argument("--kv-dtype", choices=list(KV_ITEM_BYTES), help="by default the server's")
     parser.add_argument("--quick", action="store_true", help="fewer cases, less time for each")
     parser.add_argument("--json", type=Path, help="write every figure here")
     parser.add_argument("--write-docs", action="store_true", help=f"into {DOCS.relative_to(ROOT)}")
@@ -378,7 +389,7 @@ def main() -> int:
         write_json(
             options.json,
             isa=kernels.isa,
-            kv_dtype=options.kv_dtype,
+            kv_dtype=kv_dtype_of(options, kernels),
             other_cores=watch.other_cores,
             ceilings=[
                 asdict(c) | {"bandwidth": {str(size): b for size, b in c.bandwidth.items()}}

@@ -92,7 +92,7 @@ def detailed(cases: Sequence[Case]) -> str:
         [
             case.line if case.table == "steps" else f"{case.table}, {case.line}",
             *(case.column, str(case.threads), _figure(case.work.nbytes / 1e6)),
-            *(_figure((case.work.int8 + case.work.float32) / 1e6), _figure(case.floor_ms)),
+            *(_figure(case.work.operations / 1e6), _figure(case.floor_ms)),
             *(case.bound, _figure(case.min_ms), _figure(case.median_ms), f"{case.share:.0%}"),
         ]
         for case in cases

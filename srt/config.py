@@ -60,8 +60,8 @@ class CacheOptions:
     kv_tokens: int | None = None
     """KV slots; by default as many as a quarter of the free memory holds, at most 131,072."""
     kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8"] = "auto"
-    """How keys and values are kept. `auto` takes float16 with the cpu backend, bfloat16 on CPUs with
-    AMX, which multiplies it, and the compute type with torch, which has no other."""
+    """How keys and values are kept. `auto` takes float16 with the cpu backend (bfloat16 where AMX
+    multiplies it) and the compute type with torch, which has no other."""
     eviction_policy: Literal["lru", "lfu", "fifo"] = "lru"
     """Which cached leaf goes first when slots are needed."""
     disable_radix_cache: bool = False
