@@ -25,26 +25,30 @@ bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
-// Leaf 7, subleaf 1, EAX bit 4; not every compiler knows its name.
+#ifdef PHLOEM_HAS_AVXVNNI
+struct Features {  // of CPUID's leaf 7; not every compiler knows their names
+  uint32_t eax, edx;
+  explicit Features(uint32_t subleaf) {
+    uint32_t ebx, ecx;
+    asm volatile("cpuid" : "=a"(eax), "=b"(ebx), "=c"(ecx), "=d"(edx) : "a"(7), "c"(subleaf));
+  }
+};
+// Subleaf 1, EAX bit 4.
 bool has_avxvnni() {
-  uint32_t a, b, c, d;
-  asm volatile("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(7), "c"(0));
-  if (a < 1) return false;
-  asm volatile("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(7), "c"(1));
-  return has_avx2() && (a >> 4 & 1);
+  return has_avx2() && Features(0).eax >= 1 && (Features(1).eax >> 4 & 1);
 }
 #endif
-
 #ifdef PHLOEM_HAS_AMX
-// Tiles, int8 and bfloat16 (leaf 7, EDX bits 24, 25, 22), and the system's leave to use them: it
-// keeps 8 KiB more of a thread that does (arch_prctl(2), ARCH_REQ_XCOMP_PERM, feature 18).
+// Tiles, int8 and bfloat16 (subleaf 0, EDX bits 24, 25, 22), bfloat16 in vectors (subleaf 1, EAX
+// bit 5), and the system's leave to use tiles: it keeps 8 KiB more of a thread that does
+// (arch_prctl(2), ARCH_REQ_XCOMP_PERM, feature 18).
 bool has_amx() {
-  uint32_t a, b, c, d;
-  asm volatile("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(7), "c"(0));
-  constexpr uint32_t NEEDED = 1u << 24 | 1u << 25 | 1u << 22;
-  return has_avx512() && __builtin_cpu_supports("avx512vnni") && (d & NEEDED) == NEEDED &&
+  constexpr uint32_t TILES = 1u << 24 | 1u << 25 | 1u << 22;
+  return has_avx512() && __builtin_cpu_supports("avx512vnni") &&
+         (Features(0).edx & TILES) == TILES && (Features(1).eax >> 5 & 1) &&
          syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 }
+#endif
 #endif
 
 const Candidate* candidates(size_t& count) {
@@ -55,7 +59,9 @@ const Candidate* candidates(size_t& count) {
 #if defined(__x86_64__)
       {&avx512vnni_kernels, has_avx512() && __builtin_cpu_supports("avx512vnni")},
       {&avx512_kernels, has_avx512()},
+#ifdef PHLOEM_HAS_AVXVNNI
       {&avxvnni_kernels, has_avxvnni()},
+#endif
       {&avx2_kernels, has_avx2()},
 #endif
       {&generic_kernels, true},

@@ -81,9 +81,13 @@ struct Kernels {
 extern const Kernels generic_kernels, avx2_kernels, avxvnni_kernels, avx512_kernels,
     avx512vnni_kernels, amx_kernels;
 
-// The system has to be asked for tiles; how is known for Linux.
-#if defined(__x86_64__) && defined(__linux__)
+// Older compilers, and the assemblers of their time, know neither. The system has to be asked for
+// tiles; how is known for Linux.
+#if defined(__x86_64__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
+#define PHLOEM_HAS_AVXVNNI
+#if defined(__linux__)
 #define PHLOEM_HAS_AMX
+#endif
 #endif
 
 // The kernels called `name`; the best that this CPU has if it is null or empty. Null if there are

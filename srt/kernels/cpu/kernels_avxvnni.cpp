@@ -1,10 +1,10 @@
 // Kernels for avx2, fma, f16c, avxvnni.
-#if defined(__x86_64__)
+#include "kernels.h"
+#ifdef PHLOEM_HAS_AVXVNNI
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
-#include "kernels.h"
 #include "target.h"
 
 PHLOEM_TARGET("avx2,fma,f16c,avxvnni")
