@@ -115,7 +115,8 @@ class CpuModel:
             norm=address(self._vectors["model.norm.weight"]),
             layer=layers,
         )
-        self._decoder = Decoder(spec, self._kernels, self._team)
+        pointed_to = (self._matrices, self._vectors, self._cos, self._sin, layers)
+        self._decoder = Decoder(spec, pointed_to, self._kernels, self._team)
 
     @property
     def config(self) -> ModelConfig:

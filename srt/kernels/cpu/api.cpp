@@ -78,9 +78,6 @@ API void* phloem_team_new(int size) {
 
 API void phloem_team_delete(void* team) { delete static_cast<Team*>(team); }
 
-// Returns when no thread looks at the last step any more.
-API void phloem_team_settle(const void* team) { static_cast<const Team*>(team)->settle(); }
-
 // Bytes of a row of `columns` in `format`; negative if such rows cannot be.
 API int64_t phloem_row_bytes(const char* format, int columns) {
   const Format* f = find_format(format);

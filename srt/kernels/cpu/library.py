@@ -71,7 +71,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "phloem_kernels_name": (c_char_p, [c_void_p]),
     "phloem_team_new": (c_void_p, [c_int]),
     "phloem_team_delete": (None, [c_void_p]),
-    "phloem_team_settle": (None, [c_void_p]),
     "phloem_row_bytes": (c_int64, [c_char_p, c_int]),
     "phloem_matrix_new": (c_void_p, [c_char_p, c_int, c_int]),
     "phloem_matrix_pack": (None, [c_void_p, c_char_p, c_void_p, c_int64, c_void_p, c_void_p]),
@@ -194,9 +193,8 @@ class Matrix(_Owned):
     """A weight matrix [rows, columns] in the library's layout.
 
     `data` holds stored rows of `format` (a GGUF type's name; "int8" or "int4" quantises float32
-    rows); row i of the matrix is stored row `order[i]`, or zero where that is -1. `team` packs it,
-    and is the only one that may compute with it in a decoder. Raises `KernelError` for a format
-    that the library does not have.
+    rows); row i of the matrix is stored row `order[i]`, or zero where that is -1. Raises
+    `KernelError` for a format that the library does not have.
     """
 
     _delete = "phloem_matrix_delete"
@@ -211,7 +209,6 @@ class Matrix(_Owned):
     ) -> None:
         self.format = format
         self.shape = (len(order), columns)
-        self._team = team
         row_bytes: int = library().phloem_row_bytes(format.encode(), columns)
         if row_bytes < 0:
             raise KernelError(f"no kernel for rows of {columns} in {format}")
@@ -225,12 +222,6 @@ class Matrix(_Owned):
         library().phloem_matrix_pack(
             self.handle, format.encode(), address(data), row_bytes, address(order), team.handle
         )
-
-    def __del__(self) -> None:
-        # A thread that came late to a step may still be looking at the step's matrices.
-        if self.handle is not None and library is not None and self._team.handle is not None:
-            library().phloem_team_settle(self._team.handle)
-        super().__del__()
 
     @property
     def nbytes(self) -> int:
@@ -329,13 +320,14 @@ class Attention(_Owned):
 
 
 class Decoder(_Owned):
-    """A model of the Llama family with its KV pool. What `spec` points to must outlive it, as
-    `kernels` and `team` do. Raises `KernelError`."""
+    """A model of the Llama family with its KV pool. `pointed_to` holds all that `spec` points to:
+    it outlives the decoder, as `kernels` and `team` do, because a thread that came late to the last
+    step may still be looking at it. Raises `KernelError`."""
 
     _delete = "phloem_decoder_delete"
 
-    def __init__(self, spec: DecoderSpec, kernels: Kernels, team: Team) -> None:
-        self._kernels, self._team = kernels, team
+    def __init__(self, spec: DecoderSpec, pointed_to: object, kernels: Kernels, team: Team) -> None:
+        self._outlive = (pointed_to, kernels, team)
         created = library().phloem_decoder_new(ctypes.byref(spec), kernels.handle, team.handle)
         self._own(created, f"a KV pool of {spec.slots} slots")
 
