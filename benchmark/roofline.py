@@ -49,11 +49,12 @@ from roofline_tables import MIB, SIZES, Case, Ceilings, report, write_docs
 from phloem.srt.attention.batch import AttentionBatch
 from phloem.srt.checkpoint import Checkpoint, open_checkpoint
 from phloem.srt.checkpoint.config import KV_ITEM_BYTES
-from phloem.srt.config import DEFAULT_MODEL
+from phloem.srt.config import DEFAULT_MODEL, ServeConfig
 from phloem.srt.errors import PhloemError
 from phloem.srt.hub import resolve_model
 from phloem.srt.kernels.cpu.library import KV_TYPES, Kernels, KernelsUnavailable
 from phloem.srt.models.cpu_model import CpuModel
+from phloem.srt.resolve import detect_hardware, resolve
 
 DOCS = ROOT / "docs" / "performance.md"
 KERNELS = ROOT / "srt" / "kernels" / "cpu"
@@ -325,12 +326,6 @@ class Steps:
         model.logits(np.ascontiguousarray(hidden[ends]))
 
 
-def kv_dtype_of(options: argparse.Namespace, kernels: Kernels) -> str:
-    """As asked for, else what the server takes with these kernels."""
-    asked: str | None = options.kv_dtype
-    return asked or ("bfloat16" if kernels.isa == "amx" else "float16")
-
-
 def measure(options: argparse.Namespace, kernels: Kernels, folder: Path) -> Session:
     checkpoint = open_checkpoint(resolve_model(options.model).path)
     config = checkpoint.config
@@ -339,17 +334,16 @@ def measure(options: argparse.Namespace, kernels: Kernels, folder: Path) -> Sess
     for threads in sorted({1, options.threads}):
         session.measure_ceilings(threads)
     tiles = kernels.isa == "amx"
-    own = kv_dtype_of(options, kernels)
-    steps = Steps(session, checkpoint, own, tiles=tiles)
+    steps = Steps(session, checkpoint, options.kv_dtype, tiles=tiles)
     steps.measure(PROMPTS[:1] if options.quick else PROMPTS)
     shape = (config.num_heads, config.num_kv_heads, config.head_dim)
-    for kv_dtype in [own] if options.quick else KV_ITEM_BYTES:
+    for kv_dtype in [options.kv_dtype] if options.quick else KV_ITEM_BYTES:
         measure_attention(session, AttentionShape(*shape, kv_dtype, tiles))
     measure_norm(session, config.hidden_size)
     shapes = [(3072, 1024)]
     if not options.quick:
-        of_model = {(w.rows, w.columns): None for n, w in steps.weights.items() if ".layers." in n}
-        shapes = [*of_model, *shapes, (8192, 2048)]
+        own = {(w.rows, w.columns): None for n, w in steps.weights.items() if ".layers." in n}
+        shapes = [*own, *shapes, (8192, 2048)]
     formats = ("Q4_1", "Q8_0", "BF16", "F32") if options.quick else tuple(LAYOUTS)
     measure_products(session, shapes, formats, (1, 16, 512) if options.quick else COUNTS)
     return session
@@ -375,6 +369,7 @@ def main() -> int:
     options = parse()
     try:
         kernels = Kernels()
+        options.kv_dtype = options.kv_dtype or resolve(ServeConfig(), detect_hardware()).kv_dtype
         with Watch(None) as watch, tempfile.TemporaryDirectory(prefix="phloem-bench-") as folder:
             session = measure(options, kernels, Path(folder))
     except (CannotMeasure, KernelsUnavailable, PhloemError) as error:
@@ -389,7 +384,7 @@ def main() -> int:
         write_json(
             options.json,
             isa=kernels.isa,
-            kv_dtype=kv_dtype_of(options, kernels),
+            kv_dtype=options.kv_dtype,
             other_cores=watch.other_cores,
             ceilings=[
                 asdict(c) | {"bandwidth": {str(size): b for size, b in c.bandwidth.items()}}
