@@ -98,36 +98,36 @@ void Decoder::embed(Member& me) {
   me.each(count_, [&](int i) { read_row(*spec_.embedding, tokens_[i], x_.row(i)); });
 }
 
-// The norm of every row, for the `tasks` that follow. Few rows are cheaper prepared by every member
-// for itself than waited for.
+// prepare(i, out) for every row i, for the `tasks` that follow. Few rows are cheaper prepared by
+// every member for itself, in its `own`, than waited for.
+template <class Prepare>
+const Activations& Decoder::prepared(Member& me, Activations Own::* own, Activations& shared,
+                                     int tasks, Prepare&& prepare) {
+  if (count_ > FEW) {
+    me.each(count_, [&](int i) { prepare(i, shared); });
+    return shared;
+  }
+  Activations& out = own_[static_cast<size_t>(me.id())].*own;
+  if (!me.late(tasks))
+    for (int i = 0; i < count_; i++) prepare(i, out);
+  return out;
+}
+
+// The norm of every row, for the `tasks` that follow.
 const Activations& Decoder::normalised(Member& me, const float* weight, bool integer, int tasks) {
-  const bool few = count_ <= FEW;
-  Activations& out = few ? own_[static_cast<size_t>(me.id())].normed : normed_;
-  const auto prepare = [&](int i) {
+  return prepared(me, &Own::normed, normed_, tasks, [&](int i, Activations& out) {
     kernels_.rms_norm(x_.row(i), weight, spec_.hidden, spec_.eps, out.row(i));
     if (integer) kernels_.quantize(out.row(i), spec_.hidden, out.quantized(i));
-  };
-  if (!few)
-    me.each(count_, prepare);
-  else if (!me.late(tasks))
-    for (int i = 0; i < count_; i++) prepare(i);
-  return out;
+  });
 }
 
 // What attention gave, with its rows in int8 too if the product with w that follows is one of
 // integers.
 const Activations& Decoder::attended(Member& me, const Matrix& w) {
   if (!w.integer()) return attended_;
-  const bool few = count_ <= FEW;
-  Activations& out = few ? own_[static_cast<size_t>(me.id())].attended : attended_;
-  const auto prepare = [&](int i) {
+  return prepared(me, &Own::attended, attended_, tasks_of(w), [&](int i, Activations& out) {
     kernels_.quantize(attended_.row(i), attended_.columns(), out.quantized(i));
-  };
-  if (!few)
-    me.each(count_, prepare);
-  else if (!me.late(tasks_of(w)))
-    for (int i = 0; i < count_; i++) prepare(i);
-  return out;
+  });
 }
 
 void Decoder::project_heads(Member& me, const LayerSpec& layer, const Activations& x,

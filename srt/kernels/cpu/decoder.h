@@ -61,11 +61,17 @@ class Decoder {
   const DecoderSpec& spec() const { return spec_; }
 
  private:
+  struct Own {  // what a member prepares for itself when there are few rows
+    Activations normed, attended;
+  };
   void reserve(int count);
   void compute(Member& me);
   void compute_logits(Member& me);
   void some_logits(Member& me, int begin, int end);
   void embed(Member& me);
+  template <class Prepare>
+  const Activations& prepared(Member& me, Activations Own::* own, Activations& shared, int tasks,
+                              Prepare&& prepare);
   const Activations& normalised(Member& me, const float* weight, bool integer, int tasks);
   const Activations& attended(Member& me, const Matrix& w);
   void project_heads(Member& me, const LayerSpec& layer, const Activations& x, const KvLayer& kv);
@@ -95,9 +101,6 @@ class Decoder {
   std::vector<int> slot_;  // of each token
   int capacity_ = 0;
   Activations x_, normed_, attended_, gated_, head_input_;
-  struct Own {  // what a member prepares for itself when there are few rows
-    Activations normed, attended;
-  };
   std::vector<Own> own_;
   std::vector<float> q_;
   size_t temporary_stride_;

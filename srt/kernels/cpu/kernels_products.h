@@ -36,8 +36,8 @@ struct IntegerLayout {
   static const uint8_t* record(const uint8_t* block, int g) {
     return block + static_cast<size_t>(g / 2) * RECORD;
   }
-  static const uint8_t* codes(const uint8_t* block, int g) {
-    return record(block, g) + static_cast<size_t>(g % 2) * CODES;
+  static const uint8_t* codes(const uint8_t* block, int g, int part) {
+    return record(block, g) + static_cast<size_t>(g % 2) * CODES + part * PART * LANES;
   }
   static const uint8_t* scales(const uint8_t* block, int g, int part) {
     return record(block, g) + 2 * CODES + static_cast<size_t>(g % 2) * SCALES +
@@ -73,7 +73,7 @@ static inline void integer_tile(const Matrix& w, const uint8_t* block, const Qua
           products[r][b] = KIND == Kind::S8 ? s8_start(sum_x) : splat_i32(MIN ? 0 : -8 * sum_x);
       }
       const int first = g * GROUP + part * PART;
-      const uint8_t* codes = Layout::codes(block, g) + (KIND == Kind::U4 ? 0 : part * PART * LANES);
+      const uint8_t* codes = Layout::codes(block, g, part);
       for (int j = 0; j < (KIND == Kind::U4 ? 4 : PART / 4); j++, codes += 64) {
         u8x64 run[B], low[B], high[B];
         for (int b = 0; b < B; b++) {
@@ -145,11 +145,12 @@ static inline void integer_blocks(const Matrix& w, const uint8_t* block, const Q
 #undef PHLOEM_ROWS
 }
 
+constexpr int MANY = 64;  // rows whose descriptions are at hand while all blocks pass
+
 // Rows [from, count); see `Kernels::gemm`.
 template <Kind KIND, int SCALE_GROUP, bool MIN, bool WIDE>
 static void integer_gemm(const Matrix& w, int begin, int end, const Activations& x,
                          const int* rows, int from, int count, float* out, ptrdiff_t stride) {
-  constexpr int MANY = 64;  // rows whose descriptions are at hand while all blocks pass
   for (; from < count; from += MANY) {
     const int many = count - from < MANY ? count - from : MANY;
     QuantizedRow row[MANY];

@@ -7,7 +7,6 @@
 namespace phloem {
 namespace PHLOEM_ISA {
 
-constexpr int MANY = 64;         // rows that an unpacked block serves
 constexpr int TILES_WORTH = 32;  // rows from which on unpacking pays
 constexpr int TILE_WORTH = 12;   // rows from which on one more tile does
 constexpr int SEGMENT = 20;      // sums of a row and an output that wait to be scaled
@@ -86,7 +85,7 @@ class TileProduct {
   // Codes as the tiles take them, signed; scales as float32.
   void unpack(const uint8_t* block, int at) {
     const int g = (first_ + at) / PARTS, part = (first_ + at) % PARTS;
-    const uint8_t* from = Layout::codes(block, g);
+    const uint8_t* from = Layout::codes(block, g, part);
     int8_t* to = codes_[at];
     for (size_t line = 0; line < Layout::RECORD / (2 * PARTS) + 64; line += 64)
       __builtin_prefetch(from + w_.stride() + line, 0, 2);
@@ -100,8 +99,7 @@ class TileProduct {
     } else {
       const __m512i sign = _mm512_set1_epi8(-128);
       for (int j = 0; j < PART / 4; j++)
-        _mm512_store_si512(to + 64 * j,
-                           _mm512_xor_si512(load_codes(from + part * 256 + 64 * j), sign));
+        _mm512_store_si512(to + 64 * j, _mm512_xor_si512(load_codes(from + 64 * j), sign));
     }
     if (SCALE_GROUP != 0) store(scales_[at], load_scale<WIDE>(Layout::scales(block, g, part)));
     if (MIN) store(minima_[at], load_scale<WIDE>(Layout::minima(block, g)));
