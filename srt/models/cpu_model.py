@@ -53,9 +53,10 @@ class CpuModel:
     int8 with one scale a token and head). `quantization` turns float weights into int8 with one
     scale a row, or int4 in groups of 32. `isa` names the kernels (by default see `Kernels`).
 
-    A row's results are the same bits in any batch, with any number of `threads`, on any
-    instruction set. Raises `KernelsUnavailable`, `KernelError` when memory runs out, and
-    `ValueError` when weights that are quantised already, or not finite, are to be quantised.
+    A row's results are the same bits in any batch, with any number of `threads`, and on any
+    instruction set, but that "amx" has bits of its own where KV is bfloat16. Raises
+    `KernelsUnavailable`, `KernelError` when memory runs out, and `ValueError` when weights that are
+    quantised already, or not finite, are to be quantised.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 // The kernels, in the words of a vector header. Included once for each instruction set.
 //
 // A row's result depends on nothing but the row: sums run over columns, keys and lanes in one fixed
-// order, however many rows are computed together, and by the same rounded operations on every CPU.
+// order, however many rows are computed together, and by the same rounded operations on every CPU,
+// but for attention in AMX tiles.
 #include "kernels.h"
 
 #include "kernels_elementwise.h"
