@@ -62,8 +62,18 @@ class CacheOptions:
     kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8"] = "auto"
     """How keys and values are kept. `auto` takes float16 with the cpu backend (bfloat16 where AMX
     multiplies it) and the compute type with torch, which has no other."""
-    eviction_policy: Literal["lru", "lfu", "fifo"] = "lru"
-    """Which cached leaf goes first when slots are needed."""
+    eviction_policy: Literal["lru", "lfu", "fifo", "slru", "priority", "program", "size"] = "lru"
+    """Which cached leaf goes first when slots are needed: see docs/cache.md."""
+    page_size: Literal[1, 16, 64] = 1
+    """Tokens a page of the tree holds. Above 1 only whole pages are shared."""
+    pin_share: float = 0.25
+    """Share of the slots that pins may hold."""
+    kv_tiers: str | None = None
+    """Tiers below the pool: `disk` or `disk:SIZE` (4GiB) keeps KV over restarts."""
+    kv_tier_dir: str | None = None
+    """Folder of the disk tier; by default `kv` in the folder that models are kept in."""
+    kv_events: str | None = None
+    """Address (as `tcp://127.0.0.1:5557`) to publish changes of the tree at, over ZeroMQ."""
     disable_radix_cache: bool = False
     """Share nothing between requests (for measurements)."""
 
@@ -80,6 +90,14 @@ class SchedulerOptions:
     """Tokens one step may compute, decode and prefill chunks together."""
     request_timeout_s: float = 3600.0
     """Deadline of a request that does not set its own."""
+    schedule_policy: Literal["fair", "fcfs", "lpm", "dfs-weight", "random"] = "fair"
+    """Order of waiting requests: see docs/scheduling.md. It can be changed while serving."""
+    itl_target_ms: float | None = None
+    """Longest step, in milliseconds, that running streams should wait for while a prompt comes in.
+    By default twice what a step without the prompt takes, but at least 50."""
+    record: str | None = None
+    """File to write every input of the scheduler to, for `phloem replay`. Prompts and answers are
+    written as keyed hashes, not as tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)

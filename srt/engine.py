@@ -45,13 +45,13 @@ from phloem.srt.messages import (
     ToFrontend,
     Tokens,
     ToScheduler,
-    pack,
 )
 from phloem.srt.resolve import choose_kv_tokens, detect_hardware, resolve
 from phloem.srt.supervise import ChildDied, Generation
 from phloem.srt.tokenizer.answer import AnswerBuilder
 from phloem.srt.tokenizer.template import ChatTemplate, load_chat_template
 from phloem.srt.tokenizer.tokenizer import load_tokenizer
+from phloem.srt.wire import pack
 
 log = logging.getLogger(__name__)
 

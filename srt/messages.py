@@ -4,40 +4,39 @@
     frontend ◀─ToFrontend──── scheduler ◀─FromWorker── worker
                               scheduler ──ToGrammar──▶ grammar ──StepMasks──▶ worker
                               scheduler ◀─FromGrammar─ grammar
+                              scheduler ◀─▶ tier (`tier_messages.py`)
 
 All are msgspec structs, encoded as MessagePack arrays; token ids and KV slots travel as packed
-little-endian int32 (`pack`, `unpack`), since a prompt of thousands of ids is one copy that way.
-Nobody pickles anything. Decoding an unknown or malformed message raises `msgspec.DecodeError`,
-which the receiver counts and drops: a bad message is its sender's error.
+little-endian int32 (`wire.pack`, `wire.unpack`), since a prompt of thousands of ids is one copy
+that way. Nobody pickles anything. Decoding an unknown or malformed message raises
+`msgspec.DecodeError`, which the receiver counts and drops: a bad message is its sender's error.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
 
 from phloem.constrained.spec import Constraint
 from phloem.srt.errors import ErrorInfo
-
-
-def pack(values: Sequence[int]) -> bytes:
-    """Token ids or slots → packed little-endian int32."""
-    return array("i", values).tobytes()
-
-
-def unpack(data: bytes) -> list[int]:
-    """Inverse of `pack`."""
-    values = array("i")
-    values.frombytes(data)
-    return values.tolist()
-
-
-class Wire(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Base of wire structs: positional, immutable, untracked by the garbage collector."""
-
+from phloem.srt.kv_events import KvEvents
+from phloem.srt.questions import (
+    AskExplain,
+    AskPolicy,
+    AskStats,
+    AskTree,
+    CacheExplanation,
+    CacheStats,
+    CacheTree,
+    Pin,
+    Pinned,
+    Policy,
+    Refused,
+    Unpin,
+    Unpinned,
+)
+from phloem.srt.wire import Wire
 
 # --------------------------------------------------------------------------- request parameters
 
@@ -90,7 +89,8 @@ class TokenLogprob(Wire, frozen=True):
 class Submit(Wire, frozen=True, tag="submit"):
     """A request, tokenised. `prompt` is packed. `prompt_logprobs_from` asks for the logprobs of
     prompt tokens from that index on (index 0 has none). `deadline_s` counts from receipt.
-    `namespace` keeps its KV apart from other namespaces' (tenant, cache salt)."""
+    `namespace` keeps its KV apart from other namespaces' (tenant, cache salt). `tenant` is whom
+    fair shares and quotas count it for; `program` names the program it is a call of."""
 
     rid: str
     prompt: bytes
@@ -100,6 +100,8 @@ class Submit(Wire, frozen=True, tag="submit"):
     priority: int = 0
     deadline_s: float | None = None
     prompt_logprobs_from: int | None = None
+    tenant: str = ""
+    program: str = ""
 
 
 class Abort(Wire, frozen=True, tag="abort"):
@@ -109,16 +111,33 @@ class Abort(Wire, frozen=True, tag="abort"):
 
 
 class Flush(Wire, frozen=True, tag="flush"):
-    """Drop all KV that no running request holds. Answered with `Flushed`."""
+    """Drop all KV that no running request holds, of one namespace or of all, pinned or not.
+    Answered with `Flushed`."""
 
     id: int
+    namespace: str | None = None
 
 
 class Drain(Wire, frozen=True, tag="drain"):
     """Accept nothing new, finish what runs, then answer `Drained`."""
 
 
-ToScheduler = Submit | Abort | Flush | Drain
+class EndProgram(Wire, frozen=True, tag="end_program"):
+    """No call of `program` follows: what it alone used may go first. Not answered."""
+
+    program: str
+
+
+class Watch(Wire, frozen=True, tag="watch"):
+    """Send `KvEvents` from now on, beginning with the tree as it is; or, `on` False, no more."""
+
+    on: bool
+
+
+Question = Flush | AskStats | AskTree | AskExplain | Pin | Unpin | AskPolicy
+"""What is answered by exactly one `Answer` of the same id."""
+
+ToScheduler = Submit | Abort | Drain | EndProgram | Watch | Question
 
 
 # --------------------------------------------------------------------------- scheduler → frontend
@@ -218,7 +237,9 @@ class StatsSnapshot(Wire, frozen=True, tag="stats"):
     sample_seconds_total: float = 0.0
 
 
-ToFrontend = BackendReady | Accepted | Tokens | Failed | Flushed | Drained | StatsSnapshot
+Answer = Flushed | CacheStats | CacheTree | CacheExplanation | Pinned | Unpinned | Policy | Refused
+
+ToFrontend = BackendReady | Accepted | Tokens | Failed | Drained | StatsSnapshot | KvEvents | Answer
 
 
 # --------------------------------------------------------------------------- scheduler → worker

@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from phloem.srt.messages import (
-    RowPlan,
-    RowResult,
-    StepPlan,
-    StepResult,
-    TokenLogprob,
-    WorkerReady,
-    unpack,
-)
+from phloem.srt.messages import RowPlan, RowResult, StepPlan, StepResult, TokenLogprob, WorkerReady
+from phloem.srt.wire import unpack
 
 _MASK = (1 << 61) - 1
 

@@ -54,7 +54,6 @@ from phloem.srt.messages import (
     Tokens,
     ToScheduler,
     WorkerReady,
-    unpack,
 )
 from phloem.srt.scheduler.grammars import Grammars
 from phloem.srt.scheduler.ledger import Ledger
@@ -62,6 +61,7 @@ from phloem.srt.scheduler.plan import Budget, Work, decide
 from phloem.srt.scheduler.queue import DeadlineQueue, WaitingQueue
 from phloem.srt.scheduler.request import Request, Status
 from phloem.srt.scheduler.stats import Counters
+from phloem.srt.wire import unpack
 
 log = logging.getLogger(__name__)
 

@@ -9,13 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from phloem.constrained.spec import Constraint
-from phloem.srt.messages import (
-    GrammarClose,
-    GrammarCompile,
-    GrammarRow,
-    GrammarStep,
-    ToGrammar,
-)
+from phloem.srt.messages import GrammarClose, GrammarCompile, GrammarRow, GrammarStep, ToGrammar
 from phloem.srt.scheduler.request import Request, Status
 
 MAX_COMPILE_ATTEMPTS = 2

@@ -13,9 +13,10 @@ from array import array
 from collections.abc import Callable, Iterator
 
 from phloem.radix import EvictionPolicy, OutOfSlots, RadixTree, SlotPool
-from phloem.srt.messages import RowPlan, RowStart, StepPlan, pack
+from phloem.srt.messages import RowPlan, RowStart, StepPlan
 from phloem.srt.scheduler.plan import Decision, View, Work
 from phloem.srt.scheduler.request import Request, Status
+from phloem.srt.wire import pack
 
 
 class Ledger:

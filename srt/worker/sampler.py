@@ -16,14 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from phloem.srt.messages import (
-    LogprobsMode,
-    RowPlan,
-    RowStart,
-    SamplingParams,
-    TokenLogprob,
-    unpack,
-)
+from phloem.srt.messages import LogprobsMode, RowPlan, RowStart, SamplingParams, TokenLogprob
+from phloem.srt.wire import unpack
 from phloem.srt.worker.logprobs import token_logprob
 from phloem.srt.worker.masks import apply_mask
 from phloem.srt.worker.noise import BLOCK, NoiseField

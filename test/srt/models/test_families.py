@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from phloem.srt.checkpoint.config import ModelConfig
 from phloem.srt.checkpoint.hf_config import JsonFile, read_config
-from phloem.srt.messages import RowPlan, RowStart, SamplingParams, StepPlan, pack
+from phloem.srt.messages import RowPlan, RowStart, SamplingParams, StepPlan
 from phloem.srt.models.registry import MODELS, model_class
 from phloem.srt.models.torch_model import TorchModel
 from phloem.srt.models.weights import WeightsError, load_model
+from phloem.srt.wire import pack
 from phloem.srt.worker.runner import ModelRunner
 
 transformers = pytest.importorskip("transformers")

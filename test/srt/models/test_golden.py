@@ -19,13 +19,14 @@ from phloem.srt.checkpoint.opening import open_checkpoint
 from phloem.srt.checkpoint.quant_types import F32
 from phloem.srt.checkpoint.tensors import Tensor
 from phloem.srt.config import ServeConfig
-from phloem.srt.messages import RowPlan, RowStart, SamplingParams, StepPlan, pack
+from phloem.srt.messages import RowPlan, RowStart, SamplingParams, StepPlan
 from phloem.srt.models.base import Model
 from phloem.srt.models.cpu_model import CpuModel
 from phloem.srt.models.layers import can_pack
 from phloem.srt.models.torch_model import TorchModel
 from phloem.srt.resolve import detect_hardware, resolve
 from phloem.srt.tokenizer.tokenizer import load_tokenizer
+from phloem.srt.wire import pack
 from phloem.srt.worker.runner import ModelRunner
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]  # reading GGUF takes transformers long

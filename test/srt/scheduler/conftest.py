@@ -20,10 +20,10 @@ from phloem.srt.messages import (
     Submit,
     ToGrammar,
     Tokens,
-    pack,
 )
 from phloem.srt.scheduler.core import Scheduler, SchedulerLimits
 from phloem.srt.testing import FakeWorker, ManualClock
+from phloem.srt.wire import pack
 
 
 @dataclass

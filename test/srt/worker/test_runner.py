@@ -19,10 +19,11 @@ from phloem.srt.checkpoint.config import ModelConfig, RopeConfig
 from phloem.srt.checkpoint.quant_types import F32
 from phloem.srt.checkpoint.shapes import expected_tensors
 from phloem.srt.checkpoint.tensors import Tensor
-from phloem.srt.messages import RowPlan, RowStart, SamplingParams, StepPlan, TokenLogprob, pack
+from phloem.srt.messages import RowPlan, RowStart, SamplingParams, StepPlan, TokenLogprob
 from phloem.srt.models.base import Model
 from phloem.srt.models.cpu_model import CpuModel
 from phloem.srt.models.torch_model import TorchModel
+from phloem.srt.wire import pack
 from phloem.srt.worker.inputs import PlanError
 from phloem.srt.worker.runner import ModelRunner
 

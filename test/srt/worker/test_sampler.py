@@ -10,13 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from phloem.srt.messages import (
-    LogprobsMode,
-    RowPlan,
-    RowStart,
-    SamplingParams,
-    pack,
-)
+from phloem.srt.messages import LogprobsMode, RowPlan, RowStart, SamplingParams
+from phloem.srt.wire import pack
 from phloem.srt.worker.noise import NoiseField
 from phloem.srt.worker.sampler import Draw, RowError, SamplerRow, sample
 

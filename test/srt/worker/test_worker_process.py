@@ -28,8 +28,8 @@ from phloem.srt.messages import (
     TokenLogprob,
     ToWorker,
     WorkerReady,
-    pack,
 )
+from phloem.srt.wire import pack
 from phloem.srt.worker import process
 from phloem.srt.worker.masks import MaskInbox
 from phloem.srt.worker.process import Worker

@@ -26,9 +26,9 @@ from phloem.srt.messages import (
     StopWorker,
     ToWorker,
     WorkerReady,
-    pack,
 )
 from phloem.srt.models.options import ComputeOptions
+from phloem.srt.wire import pack
 from phloem.srt.worker.options import WorkerProcessOptions
 
 pytestmark = [pytest.mark.model, pytest.mark.e2e]
