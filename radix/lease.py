@@ -6,19 +6,31 @@ from array import array
 
 from phloem.radix.errors import LeaseError
 from phloem.radix.node import Node
+from phloem.radix.program import Program
 
 
 class Lease:
     """The path from a namespace's root to the `length`-th token, which stays in the tree until
     `RadixTree.release`. Made by `RadixTree.acquire`, moved forward by `RadixTree.extend`.
+
+    `priority` and `owner`, the program it is used for, are passed on to what it adds.
     """
 
-    __slots__ = ("_length", "_namespace", "_node")
+    __slots__ = ("_length", "_namespace", "_node", "owner", "priority")
 
-    def __init__(self, node: Node, length: int, namespace: str) -> None:
+    def __init__(
+        self,
+        node: Node,
+        length: int,
+        namespace: str,
+        priority: int = 0,
+        owner: Program | None = None,
+    ) -> None:
         self._node: Node | None = node
         self._length = length
         self._namespace = namespace
+        self.priority = priority
+        self.owner = owner
 
     @property
     def length(self) -> int:
@@ -28,6 +40,11 @@ class Lease:
     @property
     def namespace(self) -> str:
         return self._namespace
+
+    @property
+    def program(self) -> str:
+        """The program it was acquired for, "" for none."""
+        return "" if self.owner is None else self.owner.name
 
     @property
     def released(self) -> bool:

@@ -14,6 +14,8 @@ class RadixStats:
     leases: int
     evictable: int  # cached tokens that no lease holds
     locked: int  # cached tokens that at least one lease holds
+    programs: int  # live ones
+    history_tokens: int  # what the eviction history counts for
     lookups_total: int  # calls of `acquire`
     lookup_tokens_total: int  # tokens asked for in them
     hit_tokens_total: int  # tokens found in them

@@ -17,7 +17,9 @@ from phloem.srt.messages import ToFrontend, ToScheduler
 from phloem.srt.models.options import ComputeOptions
 from phloem.srt.resolve import Resolved
 from phloem.srt.scheduler.options import SchedulerProcessOptions
+from phloem.srt.scheduler.tenants import TenantLimits
 from phloem.srt.supervise import Generation
+from phloem.srt.tenants import load_tenants
 from phloem.srt.worker.options import WorkerProcessOptions
 
 
@@ -29,6 +31,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
     kv_slots: int
     compute: ComputeOptions
+    tenants: dict[str, TenantLimits] = {}
 
 
 class Backend:
@@ -100,6 +103,14 @@ def process_options(run_dir: str, config: ServeConfig, plan: Plan) -> dict[str, 
             request_timeout_s=limits.request_timeout_s,
             eviction_policy=config.cache.eviction_policy,
             sharing=not config.cache.disable_radix_cache,
+            schedule_policy=limits.schedule_policy,
+            page_size=config.cache.page_size,
+            pin_share=config.cache.pin_share,
+            itl_target_s=None if limits.itl_target_ms is None else limits.itl_target_ms / 1000,
+            tenants=plan.tenants,
+            kv_events=config.cache.kv_events,
+            record=limits.record,
+            tier=config.cache.kv_tiers is not None,
             log_level=level,
         ),
     }
@@ -108,11 +119,12 @@ def process_options(run_dir: str, config: ServeConfig, plan: Plan) -> dict[str, 
 def make_plan(resolved: Resolved, checkpoint: Checkpoint, kv_tokens: int) -> Plan:
     config = checkpoint.config
     asked = resolved.config.model.context_length
+    tenants = resolved.config.server.tenants
     return Plan(
         checkpoint=str(checkpoint.path),
         vocab_size=config.vocab_size,
         context_length=config.context_length if asked is None else asked,
-        kv_slots=kv_tokens + 1,
+        kv_slots=kv_tokens + resolved.config.cache.page_size,
         compute=ComputeOptions(
             backend=resolved.backend,
             dtype=resolved.dtype,
@@ -121,4 +133,10 @@ def make_plan(resolved: Resolved, checkpoint: Checkpoint, kv_tokens: int) -> Pla
             isa=resolved.isa,
             threads=resolved.threads,
         ),
+        tenants={}
+        if tenants is None
+        else {
+            name: TenantLimits(weight=tenant.weight, kv_quota=tenant.kv_quota)
+            for name, tenant in load_tenants(tenants).items()
+        },
     )

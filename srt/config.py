@@ -47,6 +47,8 @@ class ServerOptions:
     """Port to listen on; 0 takes a free one."""
     api_key: str | None = None
     """If set, every route but `/health` and `/ready` wants `Authorization: Bearer KEY`."""
+    tenants: str | None = None
+    """TOML file of tenants: their keys, shares, quotas and scopes, as docs/http-api.md has it."""
     max_body_bytes: int = 4 << 20
     """A larger request body is refused with 413."""
     drain_seconds: float = 30.0

@@ -24,6 +24,7 @@ from typing import Self
 
 import zmq.asyncio
 
+from phloem.srt.asking import Questions
 from phloem.srt.backend import Backend, make_plan
 from phloem.srt.checkpoint import Checkpoint, open_checkpoint
 from phloem.srt.config import ServeConfig
@@ -31,15 +32,19 @@ from phloem.srt.errors import InvalidRequest, PhloemError, Unavailable
 from phloem.srt.generation import ChatMessage, Chunk, GenerateRequest, Health, ModelCard
 from phloem.srt.hub import SILENT, Progress, resolve_model
 from phloem.srt.ipc import AsyncChannel, make_run_dir
+from phloem.srt.kv_events import KvEvents
 from phloem.srt.messages import (
     Abort,
     Accepted,
+    Answer,
     BackendReady,
     Drain,
     Drained,
+    EndProgram,
     Failed,
     Flush,
     Flushed,
+    Question,
     StatsSnapshot,
     Submit,
     ToFrontend,
@@ -51,6 +56,7 @@ from phloem.srt.supervise import ChildDied, Generation
 from phloem.srt.tokenizer.answer import AnswerBuilder
 from phloem.srt.tokenizer.template import ChatTemplate, load_chat_template
 from phloem.srt.tokenizer.tokenizer import load_tokenizer
+from phloem.srt.watching import Watchers
 from phloem.srt.wire import pack
 
 log = logging.getLogger(__name__)
@@ -83,8 +89,8 @@ class Engine:
         """Phase → seconds of the first start."""
         self._progress = progress
         self._streams: dict[str, asyncio.Queue[ToFrontend | PhloemError]] = {}
-        self._flushes: dict[int, asyncio.Future[int]] = {}
-        self._next_flush = 0
+        self._questions = Questions()
+        self._watchers = Watchers(lambda message: self._channel().send(message))
         self._drained = asyncio.Event()
         self._draining = False
         self._down = "the server is starting"
@@ -310,22 +316,20 @@ class Engine:
                 case StatsSnapshot():
                     self._stats = message
                     self._heartbeat = time.monotonic()
-                case Flushed():
-                    waiter = self._flushes.pop(message.id, None)
-                    if waiter is not None and not waiter.done():
-                        waiter.set_result(message.tokens)
+                case KvEvents():
+                    self._watchers.deliver(message)
                 case Drained():
                     self._drained.set()
                 case BackendReady():
                     log.warning("the scheduler said twice that it is ready")
+                case _:
+                    self._questions.settle(message)
 
     def _fail_all(self, error: PhloemError) -> None:
         for stream in self._streams.values():
             stream.put_nowait(error)
-        for waiter in self._flushes.values():
-            if not waiter.done():
-                waiter.set_exception(error)
-        self._flushes.clear()
+        self._questions.fail(error)
+        self._watchers.fail(error)
 
     # ------------------------------------------------------------------ what it says of itself
 
@@ -407,6 +411,8 @@ class Engine:
             priority=request.priority,
             deadline_s=request.deadline_s,
             prompt_logprobs_from=request.prompt_logprobs_from,
+            tenant=request.tenant,
+            program=request.program,
         )
 
     def _channel(self) -> AsyncChannel[ToScheduler, ToFrontend]:
@@ -453,12 +459,18 @@ class Engine:
         )
 
     async def flush(self) -> int:
-        channel = self._channel()
-        self._next_flush += 1
-        waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._flushes[self._next_flush] = waiter
-        channel.send(Flush(self._next_flush))
-        return await waiter
+        answer = await self.ask(Flush(0))
+        assert isinstance(answer, Flushed)
+        return answer.tokens
+
+    async def ask(self, question: Question) -> Answer:
+        return await self._questions.ask(question, self._channel().send)
+
+    def watch(self) -> AsyncGenerator[KvEvents, None]:
+        return self._watchers.watch()
+
+    def end_program(self, program: str) -> None:
+        self._channel().send(EndProgram(program))
 
     def abort(self, rid: str) -> bool:
         if rid not in self._streams or self._down:

@@ -5,7 +5,9 @@
     │   ├── InvalidConstraint     400  a schema, regex or grammar that cannot be enforced
     │   └── PromptTooLong         400  the prompt alone does not fit the context or the KV pool
     ├── Unauthorized              401
-    ├── NotFound                  404  unknown model, file or route
+    ├── Forbidden                 403  the key is valid, but not for this
+    ├── NotFound                  404  unknown model, file, route, pin or request
+    ├── Conflict                  409  what is asked for does not fit what is there
     ├── PayloadTooLarge           413
     ├── QueueFull                 429  the waiting queue is at its bound; carries retry_after
     ├── InternalError             500
@@ -92,9 +94,19 @@ class Unauthorized(PhloemError):
     kind = "authentication_error"
 
 
+class Forbidden(PhloemError):
+    status = 403
+    kind = "permission_error"
+
+
 class NotFound(PhloemError):
     status = 404
     kind = "not_found_error"
+
+
+class Conflict(PhloemError):
+    status = 409
+    kind = "conflict_error"
 
 
 class PayloadTooLarge(PhloemError):
@@ -129,7 +141,9 @@ _BY_NAME: dict[str, type[PhloemError]] = {
         InvalidConstraint,
         PromptTooLong,
         Unauthorized,
+        Forbidden,
         NotFound,
+        Conflict,
         PayloadTooLarge,
         QueueFull,
         InternalError,

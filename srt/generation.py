@@ -4,14 +4,15 @@ every protocol (OpenAI, native, DSL) is a thin translation to and from.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Protocol
 
 import msgspec
 
 from phloem.constrained.spec import Constraint
 from phloem.srt.errors import InternalError
-from phloem.srt.messages import FinishReason, SamplingParams, StatsSnapshot
+from phloem.srt.kv_events import KvEvents
+from phloem.srt.messages import Answer, FinishReason, Question, SamplingParams, StatsSnapshot
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +21,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     `prompt` is token ids, or text in which the model's control tokens are recognised (chat prompts
     are rendered to ids by the chat template, where control markup inside user text stays text).
     Generation ends before the first of `stop` unless `include_stop`. `prompt_logprobs_from` asks
-    for logprobs of prompt tokens from that index on.
+    for logprobs of prompt tokens from that index on. `tenant` is whom it counts for; `program` the
+    program it is a call of.
     """
 
     prompt: str | list[int]
@@ -34,6 +36,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     deadline_s: float | None = None
     prompt_logprobs_from: int | None = None
+    tenant: str = ""
+    program: str = ""
 
 
 class Logprob(msgspec.Struct, frozen=True):
@@ -58,8 +62,9 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 
     The first chunk comes when the request was accepted (its constraint compiled, its place in the
     queue taken) and has no text: whoever waits for it can still answer with an error status. The
-    last one has `finish`. Counts are totals so far. `prompt_logprobs` comes once; its first entry
-    is None when it begins at token 0.
+    last one has `finish`. Counts are totals so far. `cached_tokens` of the prompt were taken from
+    the radix tree when the request was first admitted; it is 0 before the first token.
+    `prompt_logprobs` comes once; its first entry is None when it begins at token 0.
     """
 
     rid: str
@@ -185,6 +190,20 @@ class EngineClient(Protocol):
 
     async def flush(self) -> int:
         """Drop all unlocked KV; the number of tokens dropped."""
+        ...
+
+    async def ask(self, question: Question) -> Answer:
+        """Ask the scheduler; the question's `id` is set here. Raises `PhloemError`, also for what
+        it refuses: a `Refused` is never returned."""
+        ...
+
+    def watch(self) -> AsyncGenerator[KvEvents, None]:
+        """The tree as it is (first comes `Cleared`), then every change of it. Raises `Unavailable`
+        when the backend goes, or when the reader is too slow. Close it when done."""
+        ...
+
+    def end_program(self, program: str) -> None:
+        """No call of `program` follows."""
         ...
 
     def abort(self, rid: str) -> bool:

@@ -44,6 +44,7 @@ class AskExplain(Wire, frozen=True, tag="ask_explain"):
     prompt: bytes = b""
     namespace: str = ""
     rid: str | None = None
+    elsewhere: bool = True  # whether to look into other namespaces, which takes time
 
 
 class Pin(Wire, frozen=True, tag="pin"):

@@ -250,6 +250,7 @@ def check_ranges(asked: ServeConfig) -> None:
         ("scheduler.max_waiting", asked.scheduler.max_waiting, 0),
         ("scheduler.max_step_tokens", asked.scheduler.max_step_tokens, 1),
         ("scheduler.request_timeout_s", asked.scheduler.request_timeout_s, 0),
+        ("scheduler.itl_target_ms", asked.scheduler.itl_target_ms, 1),
         ("worker.threads", asked.worker.threads, 1),
         ("constraints.compile_timeout_s", asked.constraints.compile_timeout_s, 0),
         ("constraints.compile_threads", asked.constraints.compile_threads, 1),
@@ -259,6 +260,20 @@ def check_ranges(asked: ServeConfig) -> None:
     for option, value, least in at_least:
         if value is not None and not value >= least:  # so that NaN is refused too
             raise InvalidRequest(f"{option} is {value}; it must be at least {least}", param=option)
+    cache, limits = asked.cache, asked.scheduler
+    if not 0 <= cache.pin_share <= 1:
+        raise InvalidRequest(
+            f"cache.pin_share is {cache.pin_share}; it is a share, from 0 to 1",
+            param="cache.pin_share",
+        )
+    least = limits.max_running + cache.page_size
+    if cache.page_size > 1 and limits.max_step_tokens < least:
+        raise InvalidRequest(
+            f"scheduler.max_step_tokens is {limits.max_step_tokens}; with pages of "
+            f"{cache.page_size} it must be at least {least}: one token for each running request "
+            "and a page",
+            param="scheduler.max_step_tokens",
+        )
     if asked.server.port > 65_535:
         raise InvalidRequest(
             f"server.port is {asked.server.port}; the largest is 65535", param="server.port"

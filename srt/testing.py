@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from phloem.srt.messages import RowPlan, RowResult, StepPlan, StepResult, TokenLogprob, WorkerReady
+from phloem.srt.tier.chain import KEY_BYTES
+from phloem.srt.tier_messages import (
+    FromTier,
+    KvDropped,
+    KvLoad,
+    KvLoaded,
+    KvSave,
+    KvSaved,
+    StopTier,
+    TierReady,
+    ToTier,
+)
 from phloem.srt.wire import unpack
 
 _MASK = (1 << 61) - 1
@@ -63,7 +75,8 @@ class FakeWorker:
     computed: int = 0
     """Tokens computed so far."""
     steps: int = 0
-    _kv: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    kv: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    """Slot → position of its token, hash of the prefix before it, and with it."""
     _rows: dict[int, _Row] = field(default_factory=dict)
 
     def ready(self) -> WorkerReady:
@@ -112,7 +125,7 @@ class FakeWorker:
                 prompt_logprobs.append(TokenLogprob(token, -float(position)))
             written.add(slot)
             before, state = state, chain(state, token)
-            self._kv[slot] = (position, before, state)
+            self.kv[slot] = (position, before, state)
             row.slots.append(slot)
             self.computed += 1
         if not plan.sample:
@@ -141,8 +154,66 @@ class FakeWorker:
         """Check that the row's slots hold one unbroken prefix; its hash."""
         state = 0
         for position, slot in enumerate(row.slots):
-            held = self._kv.get(slot)
+            held = self.kv.get(slot)
             if held is None or held[:2] != (position, state):
                 raise ProtocolViolation(f"slot {slot} does not hold this row's token {position}")
             state = held[2]
         return state
+
+
+@dataclass
+class FakeTier:
+    """A lower tier in memory, for the KV of a `FakeWorker`: what it gives back can be checked as
+    well. Holds `limit` blocks, the oldest goes first."""
+
+    worker: FakeWorker
+    block_tokens: int
+    limit: int = 1 << 30
+    damaged: set[bytes] = field(default_factory=set)
+    """Blocks that will be found damaged when they are read."""
+    broken: bool = False
+    """Whether every write fails."""
+    _blocks: dict[bytes, list[tuple[int, int, int]]] = field(default_factory=dict)
+
+    def ready(self) -> TierReady:
+        keys = list(self._blocks)
+        return TierReady(self.block_tokens, 1, self.limit, KEY_BYTES, b"".join(keys))
+
+    def run(self, order: ToTier) -> list[FromTier]:
+        """Carry out one order; what the tier says to it."""
+        match order:
+            case KvSave():
+                return self._save(order)
+            case KvLoad():
+                return [self._load(order)]
+            case StopTier():
+                return []
+
+    def _save(self, order: KvSave) -> list[FromTier]:
+        if self.broken:
+            return [KvSaved(order.order, 0, "no space is left")]
+        for key, slots in self._pairs(order.keys, order.slots):
+            self._blocks[key] = [self.worker.kv[slot] for slot in slots]
+        dropped = list(self._blocks)[: max(0, len(self._blocks) - self.limit)]
+        for key in dropped:
+            del self._blocks[key]
+        said: list[FromTier] = [KvSaved(order.order, len(order.keys))]
+        return [*said, KvDropped(dropped)] if dropped else said
+
+    def _load(self, order: KvLoad) -> KvLoaded:
+        good = 0
+        for key, slots in self._pairs(order.keys, order.slots):
+            block = self._blocks.get(key)
+            if key in self.damaged or block is None:
+                self._blocks.pop(key, None)
+                return KvLoaded(order.order, good, [key])
+            self.worker.kv.update(zip(slots, block, strict=True))
+            good += 1
+        return KvLoaded(order.order, good)
+
+    def _pairs(self, keys: Sequence[bytes], packed: bytes) -> Iterator[tuple[bytes, list[int]]]:
+        slots, size = unpack(packed), self.block_tokens
+        if len(slots) != len(keys) * size:
+            raise ProtocolViolation(f"{len(slots)} slots for {len(keys)} blocks of {size}")
+        for i, key in enumerate(keys):
+            yield key, slots[i * size : (i + 1) * size]

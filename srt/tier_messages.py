@@ -42,6 +42,12 @@ class TierReady(Wire, frozen=True, tag="tier_ready"):
     keys: bytes
 
 
+class TierOff(Wire, frozen=True, tag="tier_off"):
+    """There is no tier, or none any more, and why. Nothing that was ordered is answered."""
+
+    reason: str
+
+
 class KvSaved(Wire, frozen=True, tag="saved"):
     """`error` set: nothing of the order is stored from block `stored` on."""
 
@@ -65,4 +71,4 @@ class KvDropped(Wire, frozen=True, tag="dropped"):
     keys: list[bytes]
 
 
-FromTier = TierReady | KvSaved | KvLoaded | KvDropped
+FromTier = TierReady | TierOff | KvSaved | KvLoaded | KvDropped

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from phloem.srt.checkpoint.config import ModelConfig
 
@@ -40,3 +42,36 @@ class KVPool:
     def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         self._keys[layer].index_copy_(0, slots, k)
         self._values[layer].index_copy_(0, slots, v)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot's keys and values in all layers."""
+        layers, _, heads, dim = self._keys.shape
+        return 2 * layers * heads * dim * self._keys.element_size()
+
+    def read_slots(self, slots: NDArray[np.int32], out: NDArray[np.uint8]) -> None:
+        """Copy what `slots` [n] hold to `out` [n · slot_bytes]: `[layers, 2, n, Hkv, D]`, keys
+        first. Raises `IndexError` for a slot that is no token's."""
+        index, pieces = self._index(slots), self._pieces(len(slots), out)
+        for layer, (keys, values) in enumerate(pieces):
+            keys.copy_(self._keys[layer].index_select(0, index))
+            values.copy_(self._values[layer].index_select(0, index))
+
+    def write_slots(self, slots: NDArray[np.int32], data: NDArray[np.uint8]) -> None:
+        """Copy to `slots` [n] what `read_slots` gave. Raises `IndexError` as it does."""
+        index, pieces = self._index(slots), self._pieces(len(slots), data)
+        for layer, (keys, values) in enumerate(pieces):
+            self.write(layer, index, keys, values)
+
+    def _index(self, slots: NDArray[np.int32]) -> torch.Tensor:
+        if len(slots) and not 1 <= slots.min() <= slots.max() < self.slots:
+            raise IndexError(
+                f"slots from {slots.min()} to {slots.max()}, the pool's are 1 to {self.slots - 1}"
+            )
+        return torch.from_numpy(slots.astype(np.int64))
+
+    def _pieces(self, count: int, data: NDArray[np.uint8]) -> torch.Tensor:
+        """`data` as `[layers, 2, count, Hkv, D]` of the pool's type."""
+        layers, _, heads, dim = self._keys.shape
+        memory = torch.from_numpy(data).view(self._keys.dtype)
+        return memory.view(layers, 2, count, heads, dim)

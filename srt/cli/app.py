@@ -18,6 +18,7 @@ from phloem.srt.cli.doctor import doctor
 from phloem.srt.cli.models import list_, pull, rm, show
 from phloem.srt.cli.outcome import CommandError, ExitCode
 from phloem.srt.cli.quantize import quantize
+from phloem.srt.cli.replay import replay
 from phloem.srt.cli.run import run
 from phloem.srt.cli.serve import serve
 from phloem.srt.cli.settings import Settings
@@ -44,6 +45,7 @@ def make_app() -> App:
         "rm": rm,
         "quantize": quantize,
         "bench": bench,
+        "replay": replay,
         "doctor": doctor,
     }
     for position, (name, command) in enumerate(commands.items(), 1):

@@ -39,7 +39,7 @@ def serve(
             ready.card,
             ready.resolved,
             ready.startup,
-            needs_key=asked.server.api_key is not None,
+            needs_key=asked.server.api_key is not None or asked.server.tenants is not None,
         )
         print(text, flush=True)
 

@@ -1,4 +1,4 @@
-"""Reading request bodies: strict JSON, typed, and every refusal names the field.
+"""Reading request bodies and queries: strict JSON, typed, and every refusal names the field.
 
 msgspec decodes straight into the request's struct; a second pass by the standard library refuses
 what msgspec lets through (duplicate keys, infinities in fields it skips) and yields the names of
@@ -45,6 +45,10 @@ class BodyReader(Generic[T]):
         _check_content_type(request)
         return self.decode(await request.read())
 
+    async def read_or(self, request: web.Request, empty: T) -> T:
+        """`read`, where the body may be left out."""
+        return await self.read(request) if await request.read() else empty
+
     def decode(self, body: bytes) -> T:
         try:
             value = self._decoder.decode(body)
@@ -73,6 +77,19 @@ class BodyReader(Generic[T]):
                     param=name,
                     code="unknown_constraint",
                 )
+
+
+def read_query(request: web.Request, type_: type[T]) -> T:
+    """The query as a `type_`, numbers and booleans in their usual spelling. Raises
+    `InvalidRequest`."""
+    names = [name for name, _ in request.query.items()]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InvalidRequest(f"{twice} comes twice.", param=twice, code="invalid_value")
+    try:
+        return msgspec.convert(dict(request.query), type_, strict=False)
+    except msgspec.ValidationError as error:
+        raise validation_error(error) from None
 
 
 def unsupported(name: str, why: str = "it is not supported") -> InvalidRequest:

@@ -15,7 +15,9 @@ import msgspec
 from aiohttp import web
 
 from phloem.srt.errors import (
+    Conflict,
     DeadlineExceeded,
+    Forbidden,
     InternalError,
     InvalidRequest,
     NotFound,
@@ -30,7 +32,9 @@ DEFAULT_RETRY_AFTER_S = 1.0
 
 _DEFAULT_CODES: dict[type[PhloemError], str] = {
     Unauthorized: "invalid_api_key",
+    Forbidden: "forbidden",
     NotFound: "not_found",
+    Conflict: "conflict",
     PayloadTooLarge: "payload_too_large",
     QueueFull: "queue_full",
     InternalError: "internal_error",

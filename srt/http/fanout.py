@@ -18,6 +18,7 @@ from phloem.srt.generation import Chunk, GenerateRequest
 from phloem.srt.http.context import Serving
 from phloem.srt.messages import FinishReason
 from phloem.srt.metrics.prometheus import RequestObserver
+from phloem.srt.tenants import scoped
 
 Event = tuple[int, Chunk]
 
@@ -26,13 +27,18 @@ Event = tuple[int, Chunk]
 async def generate(
     serving: Serving, rid: str, requests: Sequence[GenerateRequest]
 ) -> AsyncIterator[AsyncIterator[Event]]:
-    """Submit `requests` under the client's `rid`; entered when the engine accepted them all.
+    """Submit `requests`, all of one tenant, under the client's `rid`; entered when the engine
+    accepted them all.
 
     Gives `(index, chunk)` events, of each index in order, of different indexes as they come; the
     accepting chunks come first. Raises what the engine raises (`PhloemError`).
     """
-    parts = [r.rid or part_rid(rid, i, len(requests)) for i, r in enumerate(requests)]
-    with serving.in_flight.hold(rid, parts):
+    tenant = requests[0].tenant
+    parts = [
+        scoped(tenant, request.rid or part_rid(rid, i, len(requests)))
+        for i, request in enumerate(requests)
+    ]
+    with serving.in_flight.hold(tenant, rid, parts):
         streams = [
             _observed(serving, msgspec.structs.replace(request, rid=part))
             for request, part in zip(requests, parts, strict=True)
@@ -46,7 +52,7 @@ async def generate(
 
 
 def part_rid(rid: str, index: int, count: int) -> str:
-    """The engine's id of one of `count` sequences."""
+    """The id of one of `count` sequences."""
     return rid if count == 1 else f"{rid}-{index}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from phloem.srt.errors import InvalidRequest
-from phloem.srt.generation import ChatMessage
+from phloem.srt.generation import ChatMessage, EngineClient
 from phloem.srt.http.body import strict_loads
 from phloem.srt.http.protocol import ChatRequest, Message, MessageToolCall
 
@@ -14,6 +14,21 @@ RESERVED_KWARGS: Final = frozenset(
     {"chat_template", "messages", "conversation", "tools", "tokenize", "add_generation_prompt"}
     | {"continue_final_message", "return_dict", "return_tensors"}
 )
+
+
+async def render_chat(
+    request: ChatRequest, tools: list[dict[str, object]] | None, engine: EngineClient
+) -> list[int]:
+    """The prompt of a chat request as ids, the same for every route that reads one. `tools` are as
+    `plan_tools` has them. Raises `InvalidRequest`."""
+    opening, going_on = generation_prompt(request)
+    return await engine.render_chat(
+        chat_messages(request.messages),
+        add_generation_prompt=opening,
+        continue_final_message=going_on,
+        tools=tools,
+        template_kwargs=template_kwargs(request.chat_template_kwargs),
+    )
 
 
 def chat_messages(messages: list[Message]) -> list[ChatMessage]:

@@ -1,24 +1,22 @@
-"""What surrounds every handler: request id, errors, API key, counting."""
+"""What surrounds every handler: request id, errors, counting (and `access`: keys)."""
 
 from __future__ import annotations
 
-import hmac
 import logging
 import re
 import uuid
 from typing import Final
 
-from aiohttp import hdrs, web
+from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from phloem.srt.errors import InternalError, PhloemError, Unauthorized
+from phloem.srt.errors import InternalError, PhloemError
 from phloem.srt.http.context import REQUEST_ID, serving
 from phloem.srt.http.errors import error_response, http_exception_response
 
 logger = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER: Final = "X-Request-Id"
-OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 CLIENT_LEFT: Final = 499
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -64,16 +62,3 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
         return error_response(
             InternalError(f"The server failed; its log has the reason ({REQUEST_ID.get()}).")
         )
-
-
-@web.middleware
-async def api_key_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every route but health, readiness and preflight wants the key, known route or not."""
-    key = serving(request).options.api_key
-    if key is None or request.path in OPEN_PATHS or request.method == hdrs.METH_OPTIONS:
-        return await handler(request)
-    scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
-    sent = token.strip().encode("utf-8", "surrogateescape")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(sent, key.encode()):
-        raise Unauthorized("A valid API key is needed: `Authorization: Bearer KEY`.")
-    return await handler(request)

@@ -18,6 +18,7 @@ from phloem.srt.http.protocol import (
     Int64,
     Penalty,
     PositiveShare,
+    ProgramId,
     RequestId,
     Seconds,
     Share,
@@ -71,6 +72,7 @@ class NativeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     priority: Int32 | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
+    program: ProgramId | None = None
     timeout: Seconds | None = None
     # They change nothing in the answer.
     log_metrics: bool | None = None

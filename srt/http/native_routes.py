@@ -12,6 +12,7 @@ from aiohttp import web
 from phloem.srt.errors import InvalidRequest
 from phloem.srt.generation import EngineClient, GenerateRequest, Logprob, ModelCard
 from phloem.srt.http.body import BodyReader, unsupported
+from phloem.srt.http.caller import Caller, caller_of
 from phloem.srt.http.completions import MAX_PROMPTS, first_token
 from phloem.srt.http.constraint_fields import FoundConstraint, only_one, raw_constraints
 from phloem.srt.http.context import REQUEST_ID, serving
@@ -33,7 +34,6 @@ from phloem.srt.http.sampling import (
     choice_seeds,
     clamp_tokens,
     logit_bias,
-    namespace,
     stop_strings,
     token_ids,
     top_k,
@@ -62,9 +62,10 @@ async def generate_route(request: web.Request) -> web.StreamResponse:
     ctx = serving(request)
     body = await _reader.read(request)
     _refuse_unsupported(body)
+    caller = caller_of(request, body.program)
     prompts, batched = _prompts(body, ctx.engine.card)
     sequences = [
-        await _sequence(body, prompt, sampling, ctx.engine, at)
+        await _sequence(body, prompt, sampling, ctx.engine, caller, at)
         for prompt, (sampling, at) in zip(prompts, _samplings(body, len(prompts)), strict=True)
     ]
     rid, rids = _rids(body, sequences)
@@ -190,6 +191,7 @@ async def _sequence(
     prompt: str | list[int],
     sampling: NativeSampling,
     engine: EngineClient,
+    caller: Caller,
     at: str,
 ) -> _Sequence:
     _refuse_unsupported_sampling(sampling, at)
@@ -219,10 +221,12 @@ async def _sequence(
         stop=stop_strings(sampling.stop, f"{at}stop"),
         include_stop=bool(sampling.no_stop_trim),
         skip_special_tokens=sampling.skip_special_tokens is not False,
-        namespace=namespace(body.extra_key, body.cache_salt),
-        priority=body.priority or 0,
+        namespace=caller.tenant.namespace(body.extra_key, body.cache_salt),
+        priority=caller.priority(body.priority),
         deadline_s=body.timeout,
         prompt_logprobs_from=start,
+        tenant=caller.tenant.name,
+        program=caller.program,
     )
     return _Sequence(request, constraint, sampling.n or 1, top, first)
 

@@ -12,12 +12,13 @@ from aiohttp import web
 from phloem.srt.errors import InvalidConstraint, InvalidRequest
 from phloem.srt.generation import Chunk, GenerateRequest
 from phloem.srt.http.body import BodyReader
+from phloem.srt.http.caller import caller_of
 from phloem.srt.http.chat import ChatAnswer
 from phloem.srt.http.completions import CompletionAnswer, read_prompts
 from phloem.srt.http.constraint_fields import FoundConstraint, only_one, read_constraint
 from phloem.srt.http.context import REQUEST_ID, serving
 from phloem.srt.http.fanout import generate
-from phloem.srt.http.messages import chat_messages, generation_prompt, template_kwargs
+from phloem.srt.http.messages import render_chat
 from phloem.srt.http.middleware import REQUEST_ID_HEADER
 from phloem.srt.http.protocol import (
     DEFAULT_COMPLETION_TOKENS,
@@ -61,25 +62,19 @@ class Answer(Protocol):
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     ctx = serving(request)
     body = await _chat_reader.read(request)
+    caller = caller_of(request, body.program)
     options = stream_options(body)
     check_model(body.model, ctx.engine.card)
     plan = plan_tools(body)
     constraint = only_one([c for c in (read_constraint(body), plan.constraint) if c])
-    opening, going_on = generation_prompt(body)
     sampling = sampling_params(
         body,
         ctx.engine.card,
         max_tokens=body.max_completion_tokens or body.max_tokens,
         logprobs=_top_logprobs(body),
     )
-    prompt = await ctx.engine.render_chat(
-        chat_messages(body.messages),
-        add_generation_prompt=opening,
-        continue_final_message=going_on,
-        tools=plan.rendered,
-        template_kwargs=template_kwargs(body.chat_template_kwargs),
-    )
-    base = openai_request(body, prompt, sampling, constraint)
+    prompt = await render_chat(body, plan.rendered, ctx.engine)
+    base = openai_request(body, prompt, sampling, constraint, caller)
     rid = response_id(body, "chatcmpl")
     answer = ChatAnswer(
         reply_head(rid, ctx.engine.card.name),
@@ -94,6 +89,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 async def completions(request: web.Request) -> web.StreamResponse:
     ctx = serving(request)
     body = await _completion_reader.read(request)
+    caller = caller_of(request, body.program)
     options = stream_options(body)
     check_model(body.model, ctx.engine.card)
     max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
@@ -110,6 +106,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
             prompt.value,
             sampling,
             constraint,
+            caller,
             prompt_logprobs_from=None if prompt.first is None else 0,
         )
         for prompt in prompts

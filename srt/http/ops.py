@@ -10,9 +10,10 @@ from aiohttp import web
 
 from phloem.srt.errors import InvalidRequest, NotFound
 from phloem.srt.generation import Health, ModelCard
+from phloem.srt.http.access import CALLER
 from phloem.srt.http.body import BodyReader
 from phloem.srt.http.context import serving
-from phloem.srt.http.messages import chat_messages, generation_prompt, template_kwargs
+from phloem.srt.http.messages import render_chat
 from phloem.srt.http.openai_routes import json_response
 from phloem.srt.http.protocol import ChatRequest
 from phloem.srt.http.sampling import check_model, token_ids
@@ -47,6 +48,7 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     rid: str | None = None
     abort_all: bool | None = None
+    tenant: str | None = None
 
 
 class AbortReply(msgspec.Struct, frozen=True):
@@ -204,14 +206,20 @@ async def flush_cache(request: web.Request) -> web.Response:
 
 
 async def abort(request: web.Request) -> web.Response:
-    """End one request with all its choices, or every request. An unknown id aborts none."""
+    """End one request with all its choices, or every request: the caller's own, of all tenants for
+    an admin who names none. An unknown id aborts none."""
     ctx = serving(request)
     body = await _abort_reader.read(request)
     if bool(body.abort_all) == (body.rid is not None):
         raise InvalidRequest("Either rid or abort_all is wanted.", param="rid")
-    if body.rid is None:
+    tenant = ctx.keyring.acting_for(request[CALLER], body.tenant)
+    if body.rid is None and body.tenant is None and tenant.admin:
         return json_response(AbortReply(ctx.engine.abort_all()))
-    return json_response(AbortReply(sum(map(ctx.engine.abort, ctx.in_flight.parts(body.rid)))))
+    if body.rid is None:
+        parts = ctx.in_flight.all_parts(tenant.name)
+    else:
+        parts = list(ctx.in_flight.parts(tenant.name, body.rid))
+    return json_response(AbortReply(sum(map(ctx.engine.abort, parts))))
 
 
 async def tokenize(request: web.Request) -> web.Response:
@@ -235,14 +243,7 @@ async def tokenize(request: web.Request) -> web.Response:
 
 async def _tokenize_chat(request: web.Request) -> list[int]:
     body = await _tokenize_chat_reader.read(request)
-    opening, going_on = generation_prompt(body)
-    return await serving(request).engine.render_chat(
-        chat_messages(body.messages),
-        add_generation_prompt=opening,
-        continue_final_message=going_on,
-        tools=plan_tools(body).rendered,
-        template_kwargs=template_kwargs(body.chat_template_kwargs),
-    )
+    return await render_chat(body, plan_tools(body).rendered, serving(request).engine)
 
 
 async def detokenize(request: web.Request) -> web.Response:

@@ -30,6 +30,7 @@ Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Seconds = Annotated[float, Meta(gt=0)]
 RequestId = Annotated[str, Meta(pattern=r"^[\x21-\x7e]{1,128}\Z")]
+ProgramId = RequestId
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -102,6 +103,7 @@ class GenerationFields(ConstraintFields, kw_only=True):
     extra_key: str | None = None
     rid: RequestId | None = None
     request_id: RequestId | None = None
+    program: ProgramId | None = None
     timeout: Seconds | None = None
 
 

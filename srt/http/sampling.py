@@ -9,6 +9,7 @@ from typing import Final
 
 from phloem.srt.errors import InvalidRequest, NotFound
 from phloem.srt.generation import GenerateRequest, ModelCard
+from phloem.srt.http.caller import Caller
 from phloem.srt.http.constraint_fields import FoundConstraint
 from phloem.srt.http.protocol import MAX_STOP_STRINGS, GenerationFields
 from phloem.srt.messages import LogprobsMode, SamplingParams
@@ -62,6 +63,7 @@ def openai_request(
     prompt: str | list[int],
     sampling: SamplingParams,
     constraint: FoundConstraint | None,
+    caller: Caller,
     *,
     prompt_logprobs_from: int | None = None,
 ) -> GenerateRequest:
@@ -73,10 +75,12 @@ def openai_request(
         stop=stop_strings(fields.stop, "stop"),
         include_stop=bool(fields.include_stop_str_in_output or fields.no_stop_trim),
         skip_special_tokens=fields.skip_special_tokens is not False,
-        namespace=namespace(fields.extra_key, fields.cache_salt),
-        priority=fields.priority or 0,
+        namespace=caller.tenant.namespace(fields.extra_key, fields.cache_salt),
+        priority=caller.priority(fields.priority),
         deadline_s=fields.timeout,
         prompt_logprobs_from=prompt_logprobs_from,
+        tenant=caller.tenant.name,
+        program=caller.program,
     )
 
 
@@ -91,12 +95,6 @@ def choice_seeds(seed: int | None, n: int) -> list[int | None]:
 def response_id(fields: GenerationFields, prefix: str) -> str:
     """The client's id for the request, or a fresh one."""
     return fields.rid or fields.request_id or f"{prefix}-{uuid.uuid4().hex}"
-
-
-def namespace(*salts: str | None) -> str:
-    """One namespace of KV from the salts that were given; distinct salts never meet."""
-    given = [salt for salt in salts if salt]
-    return "" if not given else "\x1f".join(f"{len(salt)}:{salt}" for salt in given)
 
 
 def stop_strings(stop: str | Sequence[str] | None, param: str) -> tuple[str, ...]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from phloem.srt.generation import Chunk
 from phloem.srt.http.replies import PromptTokensDetails, Usage
+from phloem.srt.messages import FinishReason
 
 
 class UsageCounter:
     """Totals over `prompts` × `n` sequences: each prompt counts once, each output counts.
 
-    Of a prompt's n sequences the one with the fewest cached tokens says what was in the cache
-    before the request: the others found what it had left there.
+    Cached are the tokens of a prompt that the radix tree gave, so `prompt_tokens` less them were
+    computed. Of a prompt's n sequences the one with the fewest says how many: it computed the rest,
+    once, and the others took that from the tree as well. Sequences that say nothing yet, or that
+    ended before they began, are left out.
     """
 
     def __init__(self, n: int = 1) -> None:
@@ -22,15 +25,24 @@ class UsageCounter:
         self._latest[index] = chunk
 
     def usage(self) -> Usage:
-        prompts: dict[int, tuple[int, int]] = {}
+        lengths: dict[int, int] = {}
+        cached: dict[int, int] = {}
         for index, chunk in self._latest.items():
-            cached = prompts.get(index // self._n, (0, chunk.cached_tokens))[1]
-            prompts[index // self._n] = (chunk.prompt_tokens, min(cached, chunk.cached_tokens))
-        prompt = sum(tokens for tokens, _ in prompts.values())
+            prompt = index // self._n
+            lengths[prompt] = chunk.prompt_tokens
+            if _was_admitted(chunk):
+                cached[prompt] = min(cached.get(prompt, chunk.cached_tokens), chunk.cached_tokens)
         completion = sum(chunk.completion_tokens for chunk in self._latest.values())
         return Usage(
-            prompt_tokens=prompt,
+            prompt_tokens=sum(lengths.values()),
             completion_tokens=completion,
-            total_tokens=prompt + completion,
-            prompt_tokens_details=PromptTokensDetails(sum(c for _, c in prompts.values())),
+            total_tokens=sum(lengths.values()) + completion,
+            prompt_tokens_details=PromptTokensDetails(sum(cached.values())),
         )
+
+
+def _was_admitted(chunk: Chunk) -> bool:
+    """Whether `cached_tokens` is known: it comes with the first token, or with the end."""
+    if chunk.completion_tokens:
+        return True
+    return chunk.finish is not None and chunk.finish.reason is not FinishReason.ABORT

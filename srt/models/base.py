@@ -12,7 +12,35 @@ from phloem.srt.attention.batch import AttentionBatch
 from phloem.srt.checkpoint.config import ModelConfig
 
 
-class Model(Protocol):
+class KvAccess(Protocol):
+    """The KV pool as bytes, to be kept elsewhere and brought back. May be used from a thread of its
+    own while other slots are computed with."""
+
+    @property
+    def kv_slot_bytes(self) -> int:
+        """Bytes of one slot's keys and values over all layers, as they are kept."""
+        ...
+
+    def read_kv(self, slots: NDArray[np.int32], out: NDArray[np.uint8]) -> None:
+        """Copy the KV of `slots` [n ≥ 1] to `out` [n · kv_slot_bytes]. Raises for a slot that is
+        padding or not there, and `ValueError` for another size."""
+        ...
+
+    def write_kv(self, slots: NDArray[np.int32], data: NDArray[np.uint8]) -> None:
+        """Copy to `slots` [n] what `read_kv` gave for as many, here or in an earlier process that
+        had the same model, options and kernels. Raises as `read_kv` does."""
+        ...
+
+
+def check_kv_size(kv_slot_bytes: int, slots: NDArray[np.int32], data: NDArray[np.uint8]) -> None:
+    """Raise `ValueError` unless `data` is as large as the KV of `slots`."""
+    if data.shape != (len(slots) * kv_slot_bytes,):
+        raise ValueError(
+            f"{len(slots)} slots of {kv_slot_bytes} bytes for data of shape {data.shape}"
+        )
+
+
+class Model(KvAccess, Protocol):
     """A decoder, its weights and its KV pool. Arrays in, arrays out, whatever computes in
     between."""
 

@@ -24,6 +24,7 @@ from phloem.srt.kernels.cpu.library import (
     Team,
     address,
 )
+from phloem.srt.models.base import check_kv_size
 
 log = logging.getLogger(__name__)
 
@@ -154,6 +155,18 @@ class CpuModel:
         narrowed = masks is not None and any(mask is not None for mask in masks)
         self._decoder.logits(hidden, masks if narrowed else None, out)
         return out
+
+    @property
+    def kv_slot_bytes(self) -> int:
+        return self._decoder.kv_slot_bytes
+
+    def read_kv(self, slots: NDArray[np.int32], out: NDArray[np.uint8]) -> None:
+        check_kv_size(self.kv_slot_bytes, slots, out)
+        self._decoder.read_kv(slots, out)
+
+    def write_kv(self, slots: NDArray[np.int32], data: NDArray[np.uint8]) -> None:
+        check_kv_size(self.kv_slot_bytes, slots, data)
+        self._decoder.write_kv(slots, data)
 
     def _load(self, tensor: Tensor) -> None:
         kind = tensor.name.rsplit(".", 2)[-2]

@@ -12,6 +12,7 @@ from phloem.srt.attention.base import AttentionBackend, create_backend
 from phloem.srt.attention.batch import AttentionBatch, AttentionDims
 from phloem.srt.attention.kv_pool import KVPool
 from phloem.srt.checkpoint.config import ModelConfig
+from phloem.srt.models.base import check_kv_size
 from phloem.srt.models.llama import LlamaForCausalLM
 from phloem.srt.models.weights import Source, load_model
 
@@ -20,15 +21,18 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class TorchModel:
-    """Implements `phloem.srt.models.base.Model`. `attention` brings the KV pool.
+    """Implements `phloem.srt.models.base.Model`. `attention` works on `pool`.
 
     Hidden states leave and come back as float32 whatever the model computes in: bfloat16 survives
     that unchanged. Masks are not used: a dense product costs the same for all tokens.
     """
 
-    def __init__(self, network: LlamaForCausalLM, attention: AttentionBackend) -> None:
+    def __init__(
+        self, network: LlamaForCausalLM, attention: AttentionBackend, pool: KVPool
+    ) -> None:
         self._network = network
         self._attention = attention
+        self._pool = pool
         self._dtype = network.lm_head.weight.dtype
 
     @staticmethod
@@ -50,9 +54,10 @@ class TorchModel:
             torch.set_num_threads(threads)
         config = checkpoint.config
         network = load_model(checkpoint, dtype)
+        pool = KVPool.for_model(config, kv_slots, dtype)
         attention = create_backend(
             attention_backend,
-            KVPool.for_model(config, kv_slots, dtype),
+            pool,
             AttentionDims(
                 num_heads=config.num_heads,
                 num_kv_heads=config.num_kv_heads,
@@ -60,7 +65,7 @@ class TorchModel:
                 sliding_window=config.sliding_window,
             ),
         )
-        return TorchModel(network, attention)
+        return TorchModel(network, attention, pool)
 
     @property
     def config(self) -> ModelConfig:
@@ -87,3 +92,17 @@ class TorchModel:
             logits = self._network.logits(torch.from_numpy(hidden).to(self._dtype))
             array: NDArray[np.float32] = logits.contiguous().numpy()
         return array
+
+    @property
+    def kv_slot_bytes(self) -> int:
+        return self._pool.slot_bytes
+
+    def read_kv(self, slots: NDArray[np.int32], out: NDArray[np.uint8]) -> None:
+        check_kv_size(self.kv_slot_bytes, slots, out)
+        with torch.inference_mode():
+            self._pool.read_slots(slots, out)
+
+    def write_kv(self, slots: NDArray[np.int32], data: NDArray[np.uint8]) -> None:
+        check_kv_size(self.kv_slot_bytes, slots, data)
+        with torch.inference_mode():
+            self._pool.write_slots(slots, data)

@@ -18,7 +18,8 @@ import logging
 import secrets
 from array import array
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, field
 
 from phloem.constrained.spec import constraint_key
 from phloem.radix import policy_by_name
@@ -36,6 +37,7 @@ from phloem.srt.messages import (
     Accepted,
     Drain,
     Drained,
+    EndProgram,
     Failed,
     FinishReason,
     Flush,
@@ -53,17 +55,27 @@ from phloem.srt.messages import (
     TokenLogprob,
     Tokens,
     ToScheduler,
+    Watch,
     WorkerReady,
 )
+from phloem.srt.scheduler.answers import Answers
+from phloem.srt.scheduler.cost import StepCost, StepSize
 from phloem.srt.scheduler.grammars import Grammars
 from phloem.srt.scheduler.ledger import Ledger
-from phloem.srt.scheduler.plan import Budget, Work, decide
+from phloem.srt.scheduler.order import Lookups
+from phloem.srt.scheduler.past import Past
+from phloem.srt.scheduler.plan import Budget, Decision, Work, decide
 from phloem.srt.scheduler.queue import DeadlineQueue, WaitingQueue
 from phloem.srt.scheduler.request import Request, Status
 from phloem.srt.scheduler.stats import Counters
+from phloem.srt.scheduler.tenants import Shares, TenantLimits
+from phloem.srt.tier_messages import FromTier, ToTier
 from phloem.srt.wire import unpack
 
 log = logging.getLogger(__name__)
+
+MAX_DECISIONS = 4
+"""A decision that only makes room (preempts, drops pins) is followed by another one at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +87,19 @@ class SchedulerLimits:
     max_step_tokens: int
     request_timeout_s: float
     eviction_policy: str = "lru"
+    schedule_policy: str = "fair"
     sharing: bool = True
+    page_size: int = 1
+    pin_share: float = 0.0
+    itl_target_s: float | None = None
+    tenants: dict[str, TenantLimits] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class _InFlight:
     plan: StepPlan
     work: list[Work]
+    size: StepSize
     sent: float
 
     @property
@@ -92,33 +110,63 @@ class _InFlight:
 
 
 class Scheduler:
-    """Owner of all requests. `clock` gives seconds and never goes back."""
+    """Owner of all requests. `clock` gives seconds and never goes back. `sort_key` is for
+    recordings: see `Lookups`."""
 
     def __init__(
-        self, limits: SchedulerLimits, worker: WorkerReady, clock: Callable[[], float]
+        self,
+        limits: SchedulerLimits,
+        worker: WorkerReady,
+        clock: Callable[[], float],
+        *,
+        sort_key: Callable[[Request], array[int]] | None = None,
     ) -> None:
         self.limits = limits
         self.clock = clock
+        self.shares = Shares(limits.tenants)
         self.ledger = Ledger(
             worker.kv_slots,
             limits.max_running,
             policy=policy_by_name(limits.eviction_policy),
+            clock=clock,
+            shares=self.shares,
             sharing=limits.sharing,
+            page_size=limits.page_size,
+            pin_share=limits.pin_share,
         )
         self.context_length = min(worker.context_length, self.ledger.pool.capacity)
         self.vocab_size = worker.vocab_size
         self.eos_ids = frozenset(worker.eos_ids)
-        self.waiting = WaitingQueue()
+        self.cost = StepCost()
+        lookups = Lookups(
+            cached=self.ledger.cached,
+            sort_key=sort_key or (lambda request: request.tokens),
+            token_seconds=lambda: self.cost.token_seconds,
+        )
+        self.waiting = WaitingQueue(limits.schedule_policy, lookups, self.shares)
         self.deadlines = DeadlineQueue()
         self.counters = Counters()
         self.to_frontend: list[ToFrontend] = []
         self.grammars = Grammars()
         self.draining = False
+        self.watched = False
+        """Whether the frontend wants to hear of changes of the tree."""
         self._by_rid: dict[str, Request] = {}
+        self._budget = Budget(
+            tokens=limits.max_step_tokens,
+            rows=limits.max_running,
+            cost=self.cost,
+            itl_target=limits.itl_target_s,
+        )
         self._next_uid = 0
         self._next_step = 0
         self._flushes: list[Flush] = []
+        self.answers = Answers(
+            self.ledger, self.waiting, self.shares, limits.eviction_policy, clock, Past()
+        )
         self.in_flight: _InFlight | None = None
+        self._trusted = True
+        """Whether what running requests have computed is valid."""
 
     # ------------------------------------------------------------------ from the frontend
 
@@ -135,6 +183,13 @@ class Scheduler:
             case Drain():
                 self.draining = True
                 self._drained_if_empty()
+            case EndProgram(program):
+                self.ledger.tree.end_program(program)
+            case Watch(on):
+                self.watched = on
+                self.ledger.tree.watch(on)
+            case _:
+                self.to_frontend.append(self.answers.answer(message, self._by_rid))
 
     def _submit(self, message: Submit) -> None:
         try:
@@ -164,12 +219,14 @@ class Scheduler:
         tokens = array("i", unpack(message.prompt))
         sampling = message.sampling
         self._check_tokens(tokens, message)
-        room = self.context_length - len(tokens)
+        quota = self.shares.quota(message.tenant)
+        longest = self.context_length if quota is None else min(self.context_length, quota)
+        room = longest - len(tokens)
         max_output = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
         if room < 0 or (room == 0 and sampling.max_tokens != 0):
             raise PromptTooLong(
                 f"the prompt has {len(tokens)} tokens; prompt and output together may have "
-                f"{self.context_length}",
+                f"{longest}",
                 param="prompt",
                 code="context_length_exceeded",
             )
@@ -192,6 +249,8 @@ class Scheduler:
             deadline=now + (self.limits.request_timeout_s if timeout is None else timeout),
             namespace=message.namespace,
             priority=message.priority,
+            tenant=message.tenant,
+            program=message.program,
             constraint=message.constraint,
             grammar_key=None if message.constraint is None else constraint_key(message.constraint),
             prompt_logprobs_from=message.prompt_logprobs_from,
@@ -273,6 +332,16 @@ class Scheduler:
             masked = [request for request in flight.masked if wanted(request)]
             self.grammars.order_masks(flight.plan.step_id, masked, from_start=True)
 
+    # ------------------------------------------------------------------ from the lower tier
+
+    @property
+    def to_tier(self) -> list[ToTier]:
+        """Orders for the lower tier, which the driver sends."""
+        return self.ledger.tier.outbox
+
+    def tier(self, message: FromTier) -> None:
+        self.ledger.tier.receive(message)
+
     # ------------------------------------------------------------------ steps
 
     def next_step(self) -> StepPlan | None:
@@ -280,28 +349,43 @@ class Scheduler:
         if self.in_flight is not None or not (self.ledger.running or len(self.waiting)):
             return None
         began = self.clock()
-        decision = decide(
-            self.ledger.view(iter(self.waiting)),
-            Budget(tokens=self.limits.max_step_tokens, rows=self.limits.max_running),
-        )
-        for admission in decision.work:
-            if admission.admit:
-                self.waiting.remove(admission.request)
-                if admission.request.started is None:
-                    admission.request.started = began
-        plan, work = self.ledger.commit(decision, self._next_step, self._requeue)
-        if not work:
+        for _ in range(MAX_DECISIONS):
+            with closing(self.waiting.ranked(began)) as waiting:
+                decision = decide(self.ledger.view(waiting), self._budget)
+            plan, work = self._commit(decision, began)
+            if work:
+                break
+            if not decision.changes:
+                return None
+        else:
             return None
         self._next_step += 1
-        self.in_flight = flight = _InFlight(plan, work, self.clock())
+        size = StepSize(
+            rows=len(work),
+            tokens=sum(w.count for w in work),
+            pairs=sum(StepSize.chunk(w.start, w.count) for w in work),
+        )
+        self.in_flight = flight = _InFlight(plan, work, size, self.clock())
         self.grammars.order_masks(plan.step_id, flight.masked)
         self.counters.schedule_seconds_total += self.clock() - began
         return plan
+
+    def _commit(self, decision: Decision, now: float) -> tuple[StepPlan, list[Work]]:
+        for admission in decision.work:
+            if admission.admit:
+                request = admission.request
+                self.shares.started(request.tenant)
+                self.waiting.admit(request)
+                if request.started is None:
+                    request.started = now
+                    self.answers.admitted(request)
+        return self.ledger.commit(decision, self._next_step, self._requeue)
 
     def _requeue(self, request: Request) -> None:
         self.counters.preemptions_total += 1
         request.prompt_logprobs.clear()  # read again, from the same place, when it resumes
         self.waiting.add(request)
+        self.shares.stopped(request.tenant)
 
     def apply(self, result: StepResult) -> None:
         """Book what a step gave. A result of another step than the one in flight is ignored."""
@@ -315,6 +399,7 @@ class Scheduler:
         if result.error is not None or len(result.rows) != len(flight.work):
             self._step_failed(result.error or "the worker's result does not fit the plan")
         else:
+            self.cost.learn(flight.size, began - flight.sent)
             for work, row in zip(flight.work, result.rows, strict=True):
                 self._apply_row(work, row)
         self._flush_if_quiet()
@@ -332,14 +417,17 @@ class Scheduler:
         """No row has valid KV for this step's tokens, and some of them are in the tree: all that
         runs ends in an error, and the tree starts anew."""
         log.error("step failed: %s", reason)
+        self._trusted = False
         for request in list(self.ledger.running.values()):
             self._fail(request, InternalError("the model failed to compute this step"))
+        self._trusted = True
         self.ledger.discard_all()
 
     def _apply_row(self, work: Work, row: RowResult) -> None:
         request = work.request
         if row.epoch != request.epoch or request.status is not Status.RUNNING:
             return
+        self.shares.charge(request.tenant, work.count)
         prefill = max(0, min(work.end, request.prompt_len) - work.start)
         self.counters.computed_prefill_tokens_total += prefill
         request.computed_len = work.end
@@ -423,7 +511,8 @@ class Scheduler:
         """Take the request out of wherever it is and send its one terminal message."""
         match request.status:
             case Status.RUNNING:
-                self.ledger.finish(request)
+                self.ledger.finish(request, keep=self._trusted)
+                self.shares.stopped(request.tenant)
             case Status.WAITING:
                 self.waiting.remove(request)
                 request.move_to(Status.FINISHED)
@@ -439,7 +528,9 @@ class Scheduler:
         self._drained_if_empty()
 
     def expire(self) -> None:
-        """End what is past its deadline. A request in the step in flight ends with that step."""
+        """End what is past its deadline, requests and pins. A request in the step in flight ends
+        with that step."""
+        self.ledger.pins.expire()
         for request in self.deadlines.pop_expired(self.clock()):
             request.expired = True
             if not self._is_in_flight(request):
@@ -461,7 +552,9 @@ class Scheduler:
         """Answer flushes: at once, but never between a plan and its result."""
         if self.in_flight is None:
             for flush in self._flushes:
-                self.to_frontend.append(Flushed(flush.id, self.ledger.tree.flush()))
+                self.ledger.pins.drop_all(flush.namespace)
+                dropped = self.ledger.tree.flush(flush.namespace)
+                self.to_frontend.append(Flushed(flush.id, dropped))
             self._flushes.clear()
 
     # ------------------------------------------------------------------ what it says of itself

@@ -9,20 +9,27 @@ After every method: free + tree (locked + evictable) + tails of running requests
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Callable, Iterator
 
-from phloem.radix import EvictionPolicy, OutOfSlots, RadixTree, SlotPool
+from phloem.radix import EvictionPolicy, Lease, OutOfSlots, RadixTree, SlotPool
 from phloem.srt.messages import RowPlan, RowStart, StepPlan
-from phloem.srt.scheduler.plan import Decision, View, Work
+from phloem.srt.scheduler.lower_tier import LowerTier
+from phloem.srt.scheduler.pins import Pins
+from phloem.srt.scheduler.plan import Decision, View, Work, new_slots
 from phloem.srt.scheduler.request import Request, Status
+from phloem.srt.scheduler.tenants import Shares
 from phloem.srt.wire import pack
+
+log = logging.getLogger(__name__)
 
 
 class Ledger:
-    """Slots, rows and leases of all running requests.
+    """Slots, rows and leases of all running requests, and what pins and the lower tier hold.
 
-    `kv_slots` counts slot 0, which is padding. Rows are indices into the worker's slot table.
+    `kv_slots` counts the padding page (of page size 1: slot 0) in. Rows are indices into the
+    worker's slot table. `clock` gives seconds.
     """
 
     def __init__(
@@ -31,11 +38,19 @@ class Ledger:
         max_rows: int,
         *,
         policy: EvictionPolicy,
+        clock: Callable[[], float],
+        shares: Shares,
         sharing: bool = True,
+        page_size: int = 1,
+        pin_share: float = 0.0,
     ) -> None:
-        self.pool = SlotPool(kv_slots)
-        self.tree = RadixTree(self.pool, policy=policy)
+        self.pool = SlotPool(kv_slots, page_size)
+        self.tree = RadixTree(self.pool, policy=policy, clock=clock)
+        self.shares = shares
         self.sharing = sharing
+        self.page_size = page_size
+        self.pins = Pins(self.tree, int(self.pool.capacity * pin_share), clock)
+        self.tier = LowerTier(self.tree, self.pool, self._allocate)
         self.running: dict[int, Request] = {}
         """By uid, in order of admission."""
         self._free_rows = list(range(max_rows - 1, -1, -1))
@@ -49,6 +64,19 @@ class Ledger:
     def sole(self, request: Request) -> int:
         return self.tree.sole(request.lease) if request.lease is not None else 0
 
+    def pinned(self) -> int:
+        return self.pins.only() if len(self.pins) else 0
+
+    def restorable(self, request: Request, cached: int) -> int | None:
+        return self.tier.restorable(request, cached) if self.sharing else 0
+
+    def quota(self, tenant: str) -> int | None:
+        return self.shares.quota(tenant)
+
+    def cached(self, request: Request) -> int:
+        """How much of a waiting request's tokens the tree has."""
+        return self.probe(request.tokens, request.namespace, request.match_limit)[0]
+
     def view(self, waiting: Iterator[Request]) -> View:
         return View(
             running=list(self.running.values()),
@@ -57,12 +85,23 @@ class Ledger:
             evictable=self.tree.evictable,
             cache=self,
             sharing=self.sharing,
+            page_size=self.page_size,
         )
 
     @property
     def private(self) -> int:
-        """Slots held by running requests outside the tree."""
-        return sum(len(r.tail_slots) for r in self.running.values())
+        """Slots outside the tree: held by running requests, or waiting for a lower tier."""
+        return self.tier.loading_slots + sum(
+            len(r.tail_slots) + len(r.spare_slots) for r in self.running.values()
+        )
+
+    def held_by(self, tenant: str) -> int:
+        """Slots that a tenant's running requests hold, shared ones counted for each."""
+        return sum(
+            len(r.tail_slots) + len(r.spare_slots) + (r.lease.length if r.lease else 0)
+            for r in self.running.values()
+            if r.tenant == tenant
+        )
 
     # ------------------------------------------------------------------ carrying out a decision
 
@@ -73,9 +112,14 @@ class Ledger:
 
         `requeue` receives preempted requests, in good order for a new admission.
         """
+        if decision.unpin:
+            log.warning("%d pins were dropped: no slot was left for anybody", len(self.pins))
+            self.pins.drop_all()
         for request in decision.preempt:
             self.preempt(request)
             requeue(request)
+        for request in decision.restore:
+            self.tier.restore(request)
         for work in decision.work:
             if work.admit:
                 self._admit(work.request)
@@ -99,11 +143,17 @@ class Ledger:
         request.epoch = self._epoch
         request.row = self._free_rows.pop()
         request.row_sampled = False
-        request.lease = self.tree.acquire(request.tokens, request.namespace, self._limit(request))
+        request.lease = self._acquire(request)
         self.running[request.uid] = request
 
-    def _limit(self, request: Request) -> int:
-        return request.match_limit if self.sharing else 0
+    def _acquire(self, request: Request) -> Lease:
+        return self.tree.acquire(
+            request.tokens,
+            request.namespace,
+            request.match_limit if self.sharing else 0,
+            priority=request.priority,
+            program=request.program,
+        )
 
     def _take_slots(self, work: Work) -> tuple[RowPlan, Work] | None:
         """Slots for one row's tokens; None when the pool has none even after eviction."""
@@ -114,18 +164,20 @@ class Ledger:
             if work.start > lease.length:
                 # A row ahead in this step put more of the prompt into the tree.
                 self.tree.release(lease)
-                lease = request.lease = self.tree.acquire(
-                    request.tokens, request.namespace, self._limit(request)
-                )
+                lease = request.lease = self._acquire(request)
             request.computed_len = lease.length
-            if request.cached_tokens is None:
-                request.cached_tokens = min(lease.length, request.prompt_len)
         start = request.computed_len
         count = min(work.count, len(request.tokens) - start)
+        missing = new_slots(count, len(request.spare_slots), self.page_size)
         try:
-            slots = self._allocate(count)
+            fresh = self._allocate(missing, request.rid)
         except OutOfSlots:
             return None
+        if request.cached_tokens is None:
+            request.cached_tokens = min(start, request.prompt_len)
+        slots = request.spare_slots + fresh
+        request.spare_slots = slots[count:]
+        del slots[count:]
         end = start + count
         tokens = request.tokens[start:end]
         sample = end == len(request.tokens) and request.output_len < request.max_output
@@ -138,10 +190,11 @@ class Ledger:
             masked=sample and request.constraint is not None,
             start=self._row_start(request) if work.admit else None,
         )
+        paged = 0
         if request.is_prefilling and not request.private and self._can_extend(request, end):
-            self.tree.extend(lease, tokens, slots)
-        else:
-            request.tail_slots += slots
+            paged = count - count % self.page_size
+            self.tree.extend(lease, tokens[:paged], slots[:paged])
+        request.tail_slots += slots[paged:]
         return row, Work(request, start, count, work.admit)
 
     def _can_extend(self, request: Request, end: int) -> bool:
@@ -174,44 +227,54 @@ class Ledger:
             prompt_logprobs_from=None if request.announced else request.prompt_logprobs_from,
         )
 
-    def _allocate(self, count: int) -> list[int]:
+    def _allocate(self, count: int, by: str) -> list[int]:
+        """Slots for request `by`, of what is free and what it has evicted."""
         if count > self.pool.free:
-            self.tree.evict(count - self.pool.free)
+            self.tree.evict(count - self.pool.free, by)
         return self.pool.allocate(count)
 
     # ------------------------------------------------------------------ ends
 
     def preempt(self, request: Request) -> None:
         """Give the row back; what was computed stays in the tree, unlocked."""
-        self._leave(request)
+        self.tree.release(self._leave(request))
         request.preemptions += 1
         request.move_to(Status.WAITING)
 
-    def finish(self, request: Request) -> None:
-        """As `preempt`, for good."""
-        self._leave(request)
+    def finish(self, request: Request, *, keep: bool = True) -> None:
+        """As `preempt`, for good. The lower tier may hold what it lacks until it has that, unless
+        its KV is not to be trusted (`keep` False)."""
+        lease = self._leave(request)
+        if self.sharing and keep:
+            self.tier.keep(lease)
+        else:
+            self.tree.release(lease)
         request.move_to(Status.FINISHED)
 
-    def _leave(self, request: Request) -> None:
+    def _leave(self, request: Request) -> Lease:
+        """Take row and tail away; the lease, by now on all of the request that is in the tree."""
         lease = request.lease
         assert lease is not None
-        if self.sharing and request.tail_slots:
+        tail, kept = request.tail_slots, 0
+        if self.sharing and tail:
             tokens = request.tokens[lease.length : request.computed_len]
-            usable = len(tokens)  # slots of a step that has not come back hold nothing yet
-            duplicates = self.tree.extend(lease, tokens, request.tail_slots[:usable])
-            self.pool.release(request.tail_slots[:duplicates])
-            self.pool.release(request.tail_slots[usable:])
-        else:
-            self.pool.release(request.tail_slots)
-        self.tree.release(lease)
+            kept = len(tokens) - len(tokens) % self.page_size
+            # the rest is half a page, or of a step that has not come back: it holds nothing yet
+            duplicates = self.tree.extend(lease, tokens[:kept], tail[:kept])
+            self.pool.release(tail[:duplicates])
+        self.pool.release(tail[kept:] + request.spare_slots)
         del self.running[request.uid]
         self._free_rows.append(request.row)
         request.lease = None
         request.tail_slots = []
+        request.spare_slots = []
         request.private = request.prompt_logprobs_from is not None
         request.computed_len = 0
         request.row = -1
+        request.block_keys = None
+        return lease
 
     def discard_all(self) -> int:
         """Forget all cached KV after a failed step; no request may be running. Tokens dropped."""
+        self.pins.drop_all()
         return self.tree.flush()

@@ -4,11 +4,14 @@
 carries the decision out. The order of service:
 
 1. rows that need one token (decode), oldest admission first;
-2. rows in the middle of their prompt, as large a chunk as the token budget leaves;
+2. rows in the middle of their prompt, as large a chunk as the token budget leaves and, while others
+   decode, as the time allows that these may be kept waiting;
 3. waiting requests in queue order, as long as rows, budget and slots last.
 
-When slots run out for a running row, the youngest admission is preempted. The oldest one is never
-preempted for a younger one and fits the pool alone, so it finishes: that is the proof of progress.
+When slots run out for a running row, the cheapest victim is preempted: of the lowest priority, and
+of these the one with least to compute again. The first by priority and admission is never
+preempted for another and fits the pool alone, so it finishes: that is the proof of progress. A
+waiting request may also displace running ones of lower priority, if that makes room for it.
 
 In-flight sharing: KV of a step's new tokens is written before attention reads, layer by layer, so
 a row may read what another row computes in the same step. A waiting request whose prompt continues
@@ -24,14 +27,22 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from phloem.radix import common_prefix
+from phloem.srt.scheduler.cost import StepCost, StepSize
 from phloem.srt.scheduler.request import Request
 
-SCAN_LIMIT = 64
+SCAN_LIMIT = 32
 """Waiting requests looked at in one step, so that a step's cost does not follow the queue."""
 
 DECODE_RESERVE = 16
 """Slots kept for the next tokens of each running row when a request is admitted: with none, an
 admission would be followed by a preemption a step later."""
+
+LEAST_CHUNK = 16
+"""Tokens of a prompt that a step computes however long it takes, so that prompts come forward."""
+
+ITL_FACTOR, ITL_FLOOR_SECONDS = 2.0, 0.05
+"""Without a target of the operator's: how much longer than without prompts a step may take, and
+what it may take in any case."""
 
 
 class Cache(Protocol):
@@ -45,13 +56,29 @@ class Cache(Protocol):
         """Tokens in the tree that only this request's lease keeps from eviction."""
         ...
 
+    def pinned(self) -> int:
+        """Tokens in the tree that only pins keep from eviction."""
+        ...
+
+    def restorable(self, request: Request, cached: int) -> int | None:
+        """Tokens after the first `cached` that a lower tier has; None while they are on their way,
+        or others that the request needs."""
+        ...
+
+    def quota(self, tenant: str) -> int | None:
+        """Slots that a tenant's running requests may hold; None for no bound."""
+        ...
+
 
 @dataclass(frozen=True)
 class Budget:
-    """Bounds of a step."""
+    """Bounds of a step. While rows decode, chunks of prompts are kept so short that by `cost` the
+    step takes at most `itl_target` seconds (None: a multiple of what it takes without)."""
 
     tokens: int
     rows: int
+    cost: StepCost = field(default_factory=StepCost)
+    itl_target: float | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +91,7 @@ class View:
     evictable: int
     cache: Cache
     sharing: bool = True
+    page_size: int = 1
 
 
 @dataclass(frozen=True)
@@ -82,19 +110,34 @@ class Work:
 
 @dataclass
 class Decision:
-    """Preempt these (in this order), then do this work (in this order)."""
+    """Drop the pins if `unpin`, preempt these (in this order), fetch what lower tiers have of
+    these waiting requests, then do this work (in this order)."""
 
     preempt: list[Request] = field(default_factory=list)
     work: list[Work] = field(default_factory=list)
+    restore: list[Request] = field(default_factory=list)
+    unpin: bool = False
+
+    @property
+    def changes(self) -> bool:
+        """Whether another decision may see more room than this one did."""
+        return bool(self.preempt or self.unpin or self.work)
 
 
 def decide(view: View, budget: Budget) -> Decision:
     """Plan one step. Pure: equal views give equal decisions."""
     planner = _Planner(view, budget)
+    planner.keep_quotas()
     planner.serve_running()
     if not planner.decision.preempt:
         planner.admit_waiting()
     return planner.decision
+
+
+def new_slots(count: int, spare: int, page_size: int) -> int:
+    """Slots to allocate for `count` more tokens when `spare` are left of the last page."""
+    missing = count - spare
+    return -(-missing // page_size) * page_size if missing > 0 else 0
 
 
 class _Planner:
@@ -103,77 +146,226 @@ class _Planner:
     def __init__(self, view: View, budget: Budget) -> None:
         self.view = view
         self.budget = budget
+        self.page_size = view.page_size
         self.tokens_left = budget.tokens
         self.available = view.free + view.evictable
         self.decision = Decision()
         self.alive = list(view.running)
+        self.first = max(self.alive, key=lambda r: (r.priority, -r.epoch), default=None)
+        self.rows = self.tokens = self.pairs = 0  # of the work so far
+        self.decoding = 0
+        self.chunked = False  # whether a chunk of a prompt is among the work
+        self.seconds = float("inf")
+
+    # ------------------------------------------------------------------ running rows
+
+    def keep_quotas(self) -> None:
+        """Preempt, of tenants whose running requests have outgrown their quota, the cheapest."""
+        held: dict[str, list[Request]] = {}
+        for request in self.alive:
+            held.setdefault(request.tenant, []).append(request)
+        for tenant, requests in held.items():
+            quota = self.view.cache.quota(tenant)
+            if quota is None:
+                continue
+            oldest = min(requests, key=lambda r: r.epoch)
+            rest = [r for r in requests if r is not oldest]
+            while rest and sum(len(r.tokens) for r in (oldest, *rest)) > quota:
+                victim = min(rest, key=self._cost)
+                rest.remove(victim)
+                self._preempt(victim)
 
     def serve_running(self) -> None:
-        """Decode rows, then prefill chunks, preempting the youngest when slots run out."""
-        decoding = [r for r in self.alive if not r.is_prefilling]
-        prefilling = [r for r in self.alive if r.is_prefilling]
-        for request in (*decoding, *prefilling):
+        """Decode rows, then prefill chunks, preempting when slots run out."""
+        alive = list(self.alive)
+        prefilling = [r for r in alive if r.is_prefilling]
+        decoding = [r for r in alive if not r.is_prefilling]
+        for request in decoding:
             if self.tokens_left == 0:
                 return
-            if request in self.decision.preempt:
-                continue
-            count = min(request.remaining, self.tokens_left)
-            if not self._make_room(request, 1):
-                continue
-            count = min(count, self.available)
+            self._serve(request, 1)
+        self._limit_time()
+        for request in prefilling:
+            if self.tokens_left == 0:
+                return
+            count = self._chunk(request, request.computed_len)
+            if count:
+                self._serve(request, count)
+
+    def _serve(self, request: Request, count: int) -> None:
+        if request not in self.alive:
+            return
+        spare = len(request.spare_slots)
+        if not self._make_room(request, new_slots(1, spare, self.page_size)):
+            return
+        room = self.available + spare
+        if count > room:
+            count = self._whole_pages(request, request.computed_len, room)
+        if count:
             self._add(Work(request, request.computed_len, count))
 
+    def _limit_time(self) -> None:
+        """While rows decode, prompts get what is left of the time these may be kept waiting."""
+        self.decoding = len(self.decision.work)
+        if self.decoding:
+            target = self.budget.itl_target
+            if target is None:
+                without = self.budget.cost.seconds(StepSize(self.rows, self.tokens, self.pairs))
+                target = max(ITL_FLOOR_SECONDS, ITL_FACTOR * without)
+            self.seconds = target
+
+    def _chunk(self, request: Request, start: int) -> int:
+        """Tokens of `request`'s prompt, from `start` on, that this step has room for."""
+        count = min(len(request.tokens) - start, self.tokens_left)
+        if self.decoding:
+            size = StepSize(self.rows, self.tokens, self.pairs)
+            fits = self.budget.cost.chunk_within(self.seconds, size, start, count)
+            if not self.chunked:
+                fits = max(fits, LEAST_CHUNK, self.page_size)
+            count = min(count, fits)
+        return self._whole_pages(request, start, count)
+
+    def _whole_pages(self, request: Request, start: int, count: int) -> int:
+        """`count`, cut so that the next chunk begins with a page."""
+        end = start + count
+        if self.page_size == 1 or end >= len(request.tokens):
+            return count
+        return max(0, end - end % self.page_size - start)
+
     def _make_room(self, request: Request, slots: int) -> bool:
-        """Preempt until `slots` are available; False when `request` itself had to go."""
+        """Preempt until `slots` are available; False when `request` gets none in this step."""
         while self.available < slots:
-            victim = next(r for r in reversed(self.alive) if r not in self.decision.preempt)
-            self.decision.preempt.append(victim)
-            self.available += len(victim.tail_slots) + self.view.cache.sole(victim)
-            planned = next((w for w in self.decision.work if w.request is victim), None)
-            if planned is not None:
-                self.decision.work.remove(planned)
-                self.available += planned.count
-                self.tokens_left += planned.count
-            if victim is request:
+            victims = [r for r in self.alive if r is not self.first]
+            lower = [r for r in victims if r.priority <= request.priority]
+            if lower:
+                victim = min(lower, key=lambda r: (r.priority, self._cost(r), -r.epoch))
+                self._preempt(victim)
+                if victim is request:
+                    return False
+            elif not self._unpin():
                 return False
         return True
 
+    def _cost(self, request: Request) -> int:
+        """What a preemption may cost: tokens that others do not keep in the tree."""
+        return len(request.tail_slots) + self.view.cache.sole(request)
+
+    def _preempt(self, victim: Request) -> None:
+        self.alive.remove(victim)
+        self.decision.preempt.append(victim)
+        self.available += self._cost(victim) + len(victim.spare_slots)
+        planned = next((w for w in self.decision.work if w.request is victim), None)
+        if planned is not None:
+            self.decision.work.remove(planned)
+            spare = len(victim.spare_slots)
+            self.available += new_slots(planned.count, spare, self.page_size)
+            self.tokens_left += planned.count
+            self.rows -= 1
+            self.decoding -= not victim.is_prefilling
+            self.tokens -= planned.count
+            self.pairs -= StepSize.chunk(planned.start, planned.count)
+
+    def _unpin(self) -> bool:
+        """As the last resort, what is pinned may go."""
+        pinned = 0 if self.decision.unpin else self.view.cache.pinned()
+        self.decision.unpin = self.decision.unpin or pinned > 0
+        self.available += pinned
+        return pinned > 0
+
     def _add(self, work: Work) -> None:
+        spare = len(work.request.spare_slots)
         self.decision.work.append(work)
-        self.available -= work.count
+        self.chunked = self.chunked or work.request.is_prefilling
+        self.available -= new_slots(work.count, spare, self.page_size)
         self.tokens_left -= work.count
+        self.rows += 1
+        self.tokens += work.count
+        self.pairs += StepSize.chunk(work.start, work.count)
+
+    # ------------------------------------------------------------------ waiting requests
 
     def admit_waiting(self) -> None:
-        rows_left = self.budget.rows - len(self.alive)
-        reserve = sum(
-            min(DECODE_RESERVE, r.max_output - r.output_len) + max(0, r.remaining - 1)
-            for r in self.alive
-        ) - sum(max(0, w.count - 1) for w in self.decision.work)
-        prefills = self._shareable_prefills()
-        nobody_runs = not self.alive
+        """Admit from the queue's front on. What does not fit keeps those behind it waiting, so that
+        a large request is not starved by small ones."""
+        self.rows_left = self.budget.rows - len(self.alive)
+        self.reserve = sum(_own_reserve(r) + max(0, r.remaining - 1) for r in self.alive) - sum(
+            max(0, w.count - 1) for w in self.decision.work
+        )
+        self.prefills = self._shareable_prefills()
         for scanned, request in enumerate(self.view.waiting):
-            if rows_left == 0 or self.tokens_left == 0 or scanned == SCAN_LIMIT:
+            if self.tokens_left == 0 or scanned == SCAN_LIMIT:
                 return
-            cached = self._cached(request, prefills)
-            if cached is None:
+            if self.rows_left <= 0 and not self._lower(request):
+                return
+            if self._over_quota(request):
                 continue
-            start, unlocked = cached
-            need = len(request.tokens) - start
-            own_reserve = min(DECODE_RESERVE, request.max_output - request.output_len)
-            short = self.available - unlocked - need - own_reserve < reserve
-            if short and not nobody_runs:
+            cached = self._cached(request)
+            if cached is not None and not self._admit(request, *cached):
                 return
-            count = min(need, self.tokens_left, self.available - unlocked)
-            if count <= 0:
-                return
-            nobody_runs = False
-            self.available -= unlocked
-            reserve += own_reserve + need - count
-            work = Work(request, start, count, admit=True)
-            self._add(work)
-            if self.view.sharing and not request.private:
-                prefills.append(work)
-            rows_left -= 1
+
+    def _admit(self, request: Request, start: int, unlocked: int) -> bool:
+        """Plan the admission, or a restore before it; False when nobody else may be admitted."""
+        restorable = self.view.cache.restorable(request, start)
+        if restorable is None:
+            return True
+        if restorable and self.available - unlocked - restorable >= self.reserve:
+            self.decision.restore.append(request)
+            self.available -= unlocked + restorable
+            return True
+        need = new_slots(len(request.tokens) - start, 0, self.page_size)
+        own = _own_reserve(request)
+        wanted = unlocked + need + own + self.reserve
+        if (self.rows_left <= 0 or self.available < wanted) and self.alive:
+            # What that frees is known for certain only once it is done: not in this step.
+            self._displace(request, unlocked + need + own)
+            return False
+        room = self.available - unlocked
+        count = self._chunk(request, start)
+        if count > room:
+            count = self._whole_pages(request, start, room)
+        if count <= 0:
+            if not self.alive:
+                self._unpin()
+            return False
+        work = Work(request, start, count, admit=True)
+        self.available -= unlocked
+        self.reserve += own + len(request.tokens) - start - count
+        self._add(work)
+        self.alive.append(request)
+        self.rows_left -= 1
+        if self.view.sharing and not request.private:
+            self.prefills.append(work)
+        return True
+
+    def _lower(self, request: Request) -> list[Request]:
+        """Running rows that `request` may displace, the one to go first in front."""
+        admitted = {w.request.uid for w in self.decision.work if w.admit}
+        lower = [r for r in self.alive if r.priority < request.priority and r.uid not in admitted]
+        return sorted(lower, key=lambda r: (r.priority, -r.epoch))
+
+    def _displace(self, request: Request, wanted: int) -> None:
+        """Preempt rows of lower priority until there is a row and `wanted` slots beside what the
+        others need; nothing when these are not enough."""
+        rows, available, reserve = self.rows_left, self.available, self.reserve
+        victims: list[Request] = []
+        for victim in self._lower(request):
+            if rows > 0 and available >= wanted + reserve:
+                break
+            victims.append(victim)
+            rows += 1
+            available += self._cost(victim) + len(victim.spare_slots)
+            reserve = max(0, reserve - _own_reserve(victim))
+        if rows > 0 and available >= wanted + reserve:
+            for victim in victims:
+                self._preempt(victim)
+
+    def _over_quota(self, request: Request) -> bool:
+        quota = self.view.cache.quota(request.tenant)
+        if quota is None:
+            return False
+        others = [r for r in self.alive if r.tenant == request.tenant]
+        held = sum(len(r.tokens) + _own_reserve(r) for r in others)
+        return bool(others) and held + len(request.tokens) + _own_reserve(request) > quota
 
     def _shareable_prefills(self) -> list[Work]:
         """Running prompts that are on their way into the tree, with what this step adds."""
@@ -186,19 +378,24 @@ class _Planner:
             if r.is_prefilling and not r.private
         ]
 
-    def _cached(self, request: Request, prefills: Sequence[Work]) -> tuple[int, int] | None:
+    def _cached(self, request: Request) -> tuple[int, int] | None:
         """(prefix length to take, how many of its tokens lose their evictability), or None when
         a running prefill is about to compute more of this prompt."""
         limit = request.match_limit
         matched, unlocked = self.view.cache.probe(request.tokens, request.namespace, limit)
-        for work in prefills:
+        for work in self.prefills:
             other = work.request
             if other.namespace != request.namespace:
                 continue
             shared = common_prefix(request.tokens, other.tokens, limit)
+            shared -= shared % self.page_size
             if shared > max(matched, work.end):
                 return None
             if shared > matched and shared > work.start:
                 # What the other row computes in this step is locked by it already.
                 matched = shared
         return matched, unlocked
+
+
+def _own_reserve(request: Request) -> int:
+    return min(DECODE_RESERVE, request.max_output - request.output_len)

@@ -29,7 +29,9 @@ from phloem.srt.messages import (
     WorkerReady,
 )
 from phloem.srt.scheduler.core import Scheduler, SchedulerLimits
+from phloem.srt.scheduler.events import EventStream
 from phloem.srt.scheduler.options import SchedulerProcessOptions
+from phloem.srt.tier_messages import FromTier, StopTier, ToTier
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +56,17 @@ class SchedulerProcess:
         self.grammar: Channel[ToGrammar, FromGrammar] = Channel(
             context, f"{base}/grammar.sock", FromGrammar, bind=True
         )
+        self.lower: Channel[ToTier, FromTier] | None = None
+        if options.tier:
+            self.lower = Channel(context, f"{base}/tier.sock", FromTier, bind=True)
+        self.events = EventStream(context, options.kv_events)
         self.poller = zmq.Poller()
         for channel in (self.frontend, self.worker, self.grammar):
             self.poller.register(channel.socket, zmq.POLLIN)
+        if self.lower is not None:
+            self.poller.register(self.lower.socket, zmq.POLLIN)
+        if self.events.socket is not None:
+            self.poller.register(self.events.socket, zmq.POLLIN)
         self.last_heartbeat = 0.0
 
     def run(self) -> None:
@@ -89,7 +99,12 @@ class SchedulerProcess:
                 max_step_tokens=options.max_step_tokens,
                 request_timeout_s=options.request_timeout_s,
                 eviction_policy=options.eviction_policy,
+                schedule_policy=options.schedule_policy,
                 sharing=options.sharing,
+                page_size=options.page_size,
+                pin_share=options.pin_share,
+                itl_target_s=options.itl_target_s,
+                tenants=options.tenants,
             ),
             worker,
             time.monotonic,
@@ -128,6 +143,8 @@ class SchedulerProcess:
         while (result := self.worker.recv(0)) is not None:
             if isinstance(result, StepResult):
                 scheduler.apply(result)
+        while self.lower is not None and (word := self.lower.recv(0)) is not None:
+            scheduler.tier(word)
 
     def _send(self, scheduler: Scheduler, plan: StepPlan | None) -> None:
         """The plan first: the worker computes while everybody else is told."""
@@ -136,6 +153,11 @@ class SchedulerProcess:
         for order in scheduler.grammars.outbox:
             self.grammar.send(order)
         scheduler.grammars.outbox.clear()
+        if self.lower is not None:
+            for transfer in scheduler.to_tier:
+                self.lower.send(transfer)
+            scheduler.to_tier.clear()
+        self.events.publish(scheduler)
         for message in scheduler.to_frontend:
             self.frontend.send(message)
         scheduler.to_frontend.clear()
@@ -154,6 +176,10 @@ class SchedulerProcess:
 
     def close(self) -> None:
         """Tell the others to leave, so that none of them waits for a message for ever."""
+        if self.lower is not None:
+            self.lower.send(StopTier())
+            self.lower.close()
+        self.events.close()
         self.worker.send(StopWorker())
         self.grammar.send(StopGrammar())
         for channel in (self.frontend, self.worker, self.grammar):

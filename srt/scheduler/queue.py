@@ -3,38 +3,98 @@
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
+from phloem.srt.scheduler.order import POLICIES, Lookups, Order
 from phloem.srt.scheduler.request import Request
+from phloem.srt.scheduler.tenants import Shares
 
 
 class WaitingQueue:
-    """Requests by priority (higher first), then by arrival. A preempted request keeps its arrival,
-    so it comes back to where it was."""
+    """Waiting requests: by priority (higher first), then by the tenants' fair shares, then in the
+    order of `policy`.
 
-    def __init__(self) -> None:
-        self._order: list[tuple[int, int]] = []
+    A preempted request keeps its arrival, so it comes back to where it was.
+    """
+
+    def __init__(self, policy: str, lookups: Lookups, shares: Shares) -> None:
+        self._policy = policy
+        self._lookups = lookups
+        self._shares = shares
+        self._lanes: dict[int, dict[str, Order]] = {}
         self._by_uid: dict[int, Request] = {}
 
     def __len__(self) -> int:
-        return len(self._order)
-
-    def __iter__(self) -> Iterator[Request]:
-        for _, uid in self._order:
-            yield self._by_uid[uid]
+        return len(self._by_uid)
 
     def __contains__(self, request: Request) -> bool:
         return request.uid in self._by_uid
 
+    @property
+    def policy(self) -> str:
+        return self._policy
+
+    def set_policy(self, policy: str) -> None:
+        """Order by another policy from now on. Raises `KeyError` for one that does not exist."""
+        POLICIES[policy]
+        self._policy = policy
+        self._lanes.clear()
+        waiting, self._by_uid = self._by_uid, {}
+        for request in waiting.values():
+            self._shares.left(request.tenant)
+            self.add(request)
+
     def add(self, request: Request) -> None:
-        insort(self._order, (-request.priority, request.uid))
+        lanes = self._lanes.setdefault(request.priority, {})
+        lane = lanes.get(request.tenant)
+        if lane is None:
+            lane = lanes[request.tenant] = POLICIES[self._policy](self._lookups)
+        lane.add(request)
         self._by_uid[request.uid] = request
+        self._shares.joined(request.tenant)
 
     def remove(self, request: Request) -> None:
         """Raises KeyError if it is not there."""
         del self._by_uid[request.uid]
-        del self._order[bisect_left(self._order, (-request.priority, request.uid))]
+        self._shares.left(request.tenant)
+        lanes = self._lanes[request.priority]
+        lane = lanes[request.tenant]
+        lane.remove(request)
+        if not lane:
+            del lanes[request.tenant]
+            if not lanes:
+                del self._lanes[request.priority]
+
+    def admit(self, request: Request) -> None:
+        """Remove a request that begins to run; its lane may reorder what shares its prefix."""
+        lane = self._lanes[request.priority][request.tenant]
+        self.remove(request)
+        if lane:
+            lane.admitted(request)
+
+    def ranked(self, now: float) -> Generator[Request, None, None]:
+        """Requests in the order of service. The queue must not change while this runs."""
+        for priority in sorted(self._lanes, reverse=True):
+            lanes = self._lanes[priority]
+            if len(lanes) == 1:
+                yield from next(iter(lanes.values())).ranked(now)
+            else:
+                yield from self._interleaved(lanes, now)
+
+    def _interleaved(self, lanes: dict[str, Order], now: float) -> Iterator[Request]:
+        """From each tenant's lane in turn, the one that was served least for its weight first."""
+        heap = [(self._shares.served(tenant), i, tenant) for i, tenant in enumerate(lanes)]
+        heapq.heapify(heap)
+        iterators = {tenant: lane.ranked(now) for tenant, lane in lanes.items()}
+        while heap:
+            served, i, tenant = heap[0]
+            request = next(iterators[tenant], None)
+            if request is None:
+                heapq.heappop(heap)
+                continue
+            cost = len(request.tokens) / self._shares.weight(tenant)
+            heapq.heapreplace(heap, (served + cost, i, tenant))
+            yield request
 
 
 class DeadlineQueue:

@@ -36,8 +36,9 @@ class Request:
 
     `tokens` is the prompt followed by the output. KV exists for tokens [0, computed_len): those in
     [0, lease.length) lie in the tree, the rest in `tail_slots`, one slot a token, this request's
-    alone until it ends. `private` requests keep all they compute in the tail: the tree already
-    holds (some of) the same tokens under other slots, which stay evictable.
+    alone until it ends; `spare_slots` are what is left of its last page. `private` requests keep
+    all they compute in the tail: the tree already holds (some of) the same tokens under other
+    slots, which stay evictable.
     """
 
     uid: int
@@ -52,6 +53,8 @@ class Request:
     deadline: float
     namespace: str = ""
     priority: int = 0
+    tenant: str = ""
+    program: str = ""
     constraint: Constraint | None = None
     grammar_key: str | None = None
     prompt_logprobs_from: int | None = None
@@ -65,8 +68,14 @@ class Request:
     """The row drew the last token itself, so the worker has it."""
     lease: Lease | None = None
     tail_slots: list[int] = field(default_factory=list)
+    spare_slots: list[int] = field(default_factory=list)
     private: bool = False
     computed_len: int = 0
+    block_keys: list[bytes] | None = None
+    """Keys of the prompt's blocks in lower tiers, once they were asked for."""
+    restoring: bool = False
+    restores: int = 0
+    """Times that blocks were fetched for it."""
 
     cached_tokens: int | None = None
     preemptions: int = 0

@@ -5,12 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from phloem.srt.models.options import ComputeOptions
+from phloem.srt.tier.options import TierOptions
 
 
 class WorkerProcessOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`run_dir` holds the sockets and will hold the mask buffer; `checkpoint` is a file or folder
     on disk. `max_rows` is how many requests may be in a step. `kv_slots` includes slot 0, which is
-    padding. None leaves `context_length` to the model and `kv_slots` to the free memory.
+    padding. `tier` None keeps KV in memory only.
     """
 
     run_dir: str
@@ -19,4 +20,5 @@ class WorkerProcessOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_rows: int
     context_length: int
     kv_slots: int
+    tier: TierOptions | None = None
     log_level: str = "info"

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Never, Protocol
+from typing import TYPE_CHECKING, Never, Protocol
 
 import numpy as np
 import zmq
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from phloem.constrained.bitmask import MaskBuffer
 from phloem.srt.checkpoint.opening import open_checkpoint
 from phloem.srt.ipc import Channel
+from phloem.srt.kernels.cpu.library import library_path
 from phloem.srt.messages import (
     FromWorker,
     RowPlan,
@@ -35,11 +36,16 @@ from phloem.srt.messages import (
     ToWorker,
     WorkerReady,
 )
+from phloem.srt.models.base import Model
 from phloem.srt.models.loading import load
+from phloem.srt.tier.fingerprint import FileState, compute_facts, look_at
 from phloem.srt.worker.masks import MaskInbox
 from phloem.srt.worker.options import WorkerProcessOptions
 from phloem.srt.worker.runner import ModelRunner, StepHidden
 from phloem.srt.worker.sampler import Draw, RowError, SamplerRow, sample
+
+if TYPE_CHECKING:
+    from phloem.srt.tier.thread import TierThread
 
 log = logging.getLogger(__name__)
 
@@ -212,6 +218,33 @@ def _row_result(row: RowPlan, draw: Draw, prompt: list[TokenLogprob] | None) -> 
     )
 
 
+def _computing_files(options: WorkerProcessOptions) -> list[FileState]:
+    """The files whose contents decide what the model computes, as they are before they are
+    opened. Raises `OSError`."""
+    files = look_at(Path(options.checkpoint))
+    if options.compute.backend == "cpu":
+        files.append(FileState.of(Path(library_path())))
+    return files
+
+
+def _start_tier(
+    options: WorkerProcessOptions,
+    context: zmq.Context[zmq.Socket[bytes]],
+    model: Model,
+    files: Sequence[FileState],
+) -> TierThread | None:
+    """The thread of the lower tier, if there is to be one. `files` decide what `model` computes."""
+    if options.tier is None:
+        return None
+    from phloem.srt.tier.thread import TierThread
+
+    facts = compute_facts(options.compute, model.config, model.kv_slot_bytes)
+    address = f"ipc://{options.run_dir}/tier.sock"
+    tier = TierThread(context, address, options.tier, model, files, facts)
+    tier.start()
+    return tier
+
+
 @contextmanager
 def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
     """Add what the block takes to `seconds[phase]`, also if it raises."""
@@ -228,6 +261,7 @@ def main(options: WorkerProcessOptions, startup: dict[str, float]) -> None:
     The launcher made the mask buffer. `startup` is phase → seconds so far. Raises what the
     checkpoint, the options or the memory make impossible.
     """
+    files = _computing_files(options) if options.tier is not None else []
     with _timed(startup, "open"):
         checkpoint = open_checkpoint(options.checkpoint)
     config = checkpoint.config
@@ -247,6 +281,7 @@ def main(options: WorkerProcessOptions, startup: dict[str, float]) -> None:
     run_dir = Path(options.run_dir)
     masks = MaskBuffer.open(run_dir / "masks", options.max_rows, config.vocab_size)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    tier = _start_tier(options, context, model, files)
     grammar: Channel[Never, StepMasks] = Channel(
         context, f"ipc://{run_dir}/masks.sock", StepMasks, kind=zmq.PULL, bind=True
     )
@@ -263,6 +298,8 @@ def main(options: WorkerProcessOptions, startup: dict[str, float]) -> None:
         )
     )
     Worker(runner, config.vocab_size, masks, MaskInbox(grammar)).serve(scheduler)
+    if tier is not None:
+        tier.stop()
     scheduler.close()
     grammar.close()
     context.term()

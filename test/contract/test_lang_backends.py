@@ -49,7 +49,8 @@ from phloem.srt.generation import (
     ModelCard,
 )
 from phloem.srt.http.app import create_app
-from phloem.srt.messages import FinishReason, StatsSnapshot
+from phloem.srt.kv_events import KvEvents
+from phloem.srt.messages import Answer, FinishReason, Question, StatsSnapshot
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -124,6 +125,16 @@ class Engine:
 
     def __init__(self, model: Model) -> None:
         self.model = model
+
+    async def ask(self, question: Question) -> Answer:
+        raise NotImplementedError
+
+    async def watch(self) -> AsyncGenerator[KvEvents, None]:
+        raise NotImplementedError
+        yield
+
+    def end_program(self, program: str) -> None:
+        raise NotImplementedError
 
     def health(self) -> Health:
         return Health(live=True, ready=True)

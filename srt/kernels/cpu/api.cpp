@@ -56,6 +56,12 @@ std::vector<SequenceRow> sequence_rows(int rows, const int32_t* counts, const in
   return all;
 }
 
+void check_slots(const Decoder& decoder, const int32_t* slots, int count) {
+  for (int i = 0; i < count; i++)
+    if (slots[i] < 1 || slots[i] >= decoder.spec().slots)
+      throw std::out_of_range("slot " + std::to_string(slots[i]) + " is not one of a token");
+}
+
 }  // namespace
 
 API const char* phloem_error() { return last_error.c_str(); }
@@ -212,6 +218,29 @@ API int phloem_decoder_logits(void* decoder, int count, const float* hidden,
                               const int32_t* const* masks, float* out) {
   return guarded(-1, [&] {
     static_cast<Decoder*>(decoder)->logits(count, hidden, masks, out);
+    return 0;
+  });
+}
+
+API int64_t phloem_decoder_kv_slot_bytes(const void* decoder) {
+  return static_cast<int64_t>(static_cast<const Decoder*>(decoder)->kv_slot_bytes());
+}
+
+API int phloem_decoder_read_kv(const void* decoder, int count, const int32_t* slots, uint8_t* out) {
+  return guarded(-1, [&] {
+    const auto& d = *static_cast<const Decoder*>(decoder);
+    check_slots(d, slots, count);
+    d.read_kv(slots, count, out);
+    return 0;
+  });
+}
+
+API int phloem_decoder_write_kv(void* decoder, int count, const int32_t* slots,
+                                const uint8_t* data) {
+  return guarded(-1, [&] {
+    auto& d = *static_cast<Decoder*>(decoder);
+    check_slots(d, slots, count);
+    d.write_kv(slots, count, data);
     return 0;
   });
 }

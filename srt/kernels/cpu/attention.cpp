@@ -23,6 +23,15 @@ size_t scale_bytes(const KvArray& kv, int slots) {
   return static_cast<size_t>(slots) * kv.heads * sizeof(float);
 }
 
+// visit(memory of one slot, its bytes), in the order of `KvLayer::read`.
+template <class Visit>
+void each_piece(const KvArray& kv, const int32_t* slots, int count, Visit&& visit) {
+  const size_t data = data_bytes(kv, 1), scales = scale_bytes(kv, 1);
+  for (int i = 0; i < count; i++) visit(kv.data + static_cast<size_t>(slots[i]) * data, data);
+  for (int i = 0; kv.scales && i < count; i++)
+    visit(reinterpret_cast<uint8_t*>(kv.scales) + static_cast<size_t>(slots[i]) * scales, scales);
+}
+
 }  // namespace
 
 KvLayer::KvLayer(const AttentionShape& shape, KvType type, int slots) : slots_(slots) {
@@ -44,6 +53,31 @@ KvLayer::~KvLayer() {
     arena_release(kv->data);
     if (kv->scales) arena_release(reinterpret_cast<uint8_t*>(kv->scales));
   }
+}
+
+size_t KvLayer::slot_bytes() const {
+  size_t bytes = 0;
+  for (const KvArray* kv : {&keys, &values})
+    bytes += data_bytes(*kv, 1) + (kv->scales ? scale_bytes(*kv, 1) : 0);
+  return bytes;
+}
+
+uint8_t* KvLayer::read(const int32_t* slots, int count, uint8_t* out) const {
+  for (const KvArray* kv : {&keys, &values})
+    each_piece(*kv, slots, count, [&](const uint8_t* memory, size_t bytes) {
+      std::memcpy(out, memory, bytes);
+      out += bytes;
+    });
+  return out;
+}
+
+const uint8_t* KvLayer::write(const int32_t* slots, int count, const uint8_t* data) {
+  for (const KvArray* kv : {&keys, &values})
+    each_piece(*kv, slots, count, [&](uint8_t* memory, size_t bytes) {
+      std::memcpy(memory, data, bytes);
+      data += bytes;
+    });
+  return data;
 }
 
 Attention::Attention(const AttentionShape& shape, KvType type, const Kernels& kernels, int members)

@@ -47,6 +47,11 @@ class KvLayer {
   KvLayer(const KvLayer&) = delete;
   KvLayer& operator=(const KvLayer&) = delete;
   KvArray keys, values;
+  // Bytes of a slot's keys and values as they are kept, scales included.
+  size_t slot_bytes() const;
+  // Keys, then values, of `count` slots one after another: [count][data], [count][scales].
+  uint8_t* read(const int32_t* slots, int count, uint8_t* out) const;
+  const uint8_t* write(const int32_t* slots, int count, const uint8_t* data);
 
  private:
   KvArray allocate(const AttentionShape& shape, KvType type);

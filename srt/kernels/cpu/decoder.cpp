@@ -75,6 +75,16 @@ void Decoder::step(int count, const int32_t* tokens, const int32_t* positions,
   team_.start(PHASES * spec_.layers + 2, step_job_);
 }
 
+size_t Decoder::kv_slot_bytes() const { return kv_.size() * kv_[0]->slot_bytes(); }
+
+void Decoder::read_kv(const int32_t* slots, int count, uint8_t* out) const {
+  for (const auto& layer : kv_) out = layer->read(slots, count, out);
+}
+
+void Decoder::write_kv(const int32_t* slots, int count, const uint8_t* data) {
+  for (const auto& layer : kv_) data = layer->write(slots, count, data);
+}
+
 void Decoder::compute(Member& me) {
   embed(me);
   for (size_t i = 0; i < layers_.size(); i++) {

@@ -58,6 +58,12 @@ class Decoder {
   // in it may be left at -infinity.
   void logits(int count, const float* hidden, const int32_t* const* masks, float* out);
 
+  // KV of `count` slots as it is kept, layer after layer, `count` · `kv_slot_bytes()` in all. May be
+  // called while other threads compute with other slots.
+  size_t kv_slot_bytes() const;
+  void read_kv(const int32_t* slots, int count, uint8_t* out) const;
+  void write_kv(const int32_t* slots, int count, const uint8_t* data);
+
   const DecoderSpec& spec() const { return spec_; }
 
  private:

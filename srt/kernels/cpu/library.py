@@ -95,19 +95,27 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [c_void_p, c_int, c_void_p, c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_void_p],
     ),
     "phloem_decoder_logits": (c_int, [c_void_p, c_int, c_void_p, c_void_p, c_void_p]),
+    "phloem_decoder_kv_slot_bytes": (c_int64, [c_void_p]),
+    "phloem_decoder_read_kv": (c_int, [c_void_p, c_int, c_void_p, c_void_p]),
+    "phloem_decoder_write_kv": (c_int, [c_void_p, c_int, c_void_p, c_void_p]),
 }
 
 
-@cache
-def library() -> Any:
-    """The loaded library. Raises `KernelsUnavailable` where it was not built."""
+def library_path() -> str:
+    """The library's file. Raises `KernelsUnavailable` where it was not built."""
     path = os.environ.get(LIBRARY_VARIABLE)
     if not path:
         spec = importlib.util.find_spec(MODULE)
         path = spec.origin if spec is not None else None
     if path is None:
         raise KernelsUnavailable(NOT_BUILT)
-    loaded = ctypes.CDLL(path)
+    return path
+
+
+@cache
+def library() -> Any:
+    """The loaded library. Raises `KernelsUnavailable` where it was not built."""
+    loaded = ctypes.CDLL(library_path())
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(loaded, name)
         function.restype, function.argtypes = result, arguments
@@ -370,6 +378,27 @@ class Decoder(_Owned):
                 address(hidden),
                 None if masks is None else pointers(masks),
                 address(out),
+            )
+        )
+
+    @property
+    def kv_slot_bytes(self) -> int:
+        """Bytes of a slot's keys and values over all layers, as they are kept."""
+        count: int = library().phloem_decoder_kv_slot_bytes(self.handle)
+        return count
+
+    def read_kv(self, slots: NDArray[np.int32], out: NDArray[np.uint8]) -> None:
+        """Copy the KV of `slots` [n] to `out` [n · kv_slot_bytes], beside whatever is computed with
+        other slots."""
+        _check(
+            library().phloem_decoder_read_kv(self.handle, len(slots), address(slots), address(out))
+        )
+
+    def write_kv(self, slots: NDArray[np.int32], data: NDArray[np.uint8]) -> None:
+        """Copy to `slots` what `read_kv` gave."""
+        _check(
+            library().phloem_decoder_write_kv(
+                self.handle, len(slots), address(slots), address(data)
             )
         )
 

@@ -26,7 +26,17 @@ from phloem.srt.generation import (
     ModelCard,
 )
 from phloem.srt.http.app import create_app, make_runner
-from phloem.srt.messages import FinishReason, SamplingParams, StatsSnapshot
+from phloem.srt.kv_events import KvEvents
+from phloem.srt.messages import (
+    Answer,
+    FinishReason,
+    Flush,
+    Flushed,
+    Question,
+    SamplingParams,
+    StatsSnapshot,
+)
+from phloem.srt.questions import Refused
 
 VOCAB = 1000
 
@@ -48,7 +58,9 @@ class Script:
 class ScriptedEngine:
     """An `EngineClient` whose tokens are bytes and whose answers are scripts.
 
-    `prompts` and `requests` record what came, `closed` the ids whose streams were left early.
+    `requests` and `questions` record what came, `closed` the ids whose streams were left early,
+    `ended` the programs that are over. `answers` says what the scheduler answers; what is put into
+    `kv_events` is what a watcher gets, or is told.
     """
 
     script: Callable[[GenerateRequest], Script] = lambda request: Script()
@@ -60,6 +72,11 @@ class ScriptedEngine:
     running: set[str] = field(default_factory=set)
     stats_now: StatsSnapshot = field(default_factory=StatsSnapshot)
     render_error: PhloemError | None = None
+    answers: Callable[[Question], Answer | PhloemError] = lambda question: default_answer(question)
+    questions: list[Question] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+    kv_events: asyncio.Queue[KvEvents | PhloemError] = field(default_factory=asyncio.Queue)
+    watchers: int = 0
 
     @property
     def card(self) -> ModelCard:
@@ -187,7 +204,32 @@ class ScriptedEngine:
         return list(text.encode())
 
     async def flush(self) -> int:
-        return 17
+        answer = await self.ask(Flush(0))
+        assert isinstance(answer, Flushed)
+        return answer.tokens
+
+    async def ask(self, question: Question) -> Answer:
+        self.questions.append(question)
+        answer = self.answers(question)
+        if isinstance(answer, PhloemError):
+            raise answer
+        if isinstance(answer, Refused):
+            raise PhloemError.from_info(answer.error)
+        return answer
+
+    async def watch(self) -> AsyncGenerator[KvEvents, None]:
+        self.watchers += 1
+        try:
+            while True:
+                item = await self.kv_events.get()
+                if isinstance(item, PhloemError):
+                    raise item
+                yield item
+        finally:
+            self.watchers -= 1
+
+    def end_program(self, program: str) -> None:
+        self.ended.append(program)
 
     def abort(self, rid: str) -> bool:
         self.aborted.append(rid)
@@ -195,6 +237,11 @@ class ScriptedEngine:
 
     def abort_all(self) -> int:
         return len(self.running)
+
+
+def default_answer(question: Question) -> Answer:
+    assert isinstance(question, Flush), question
+    return Flushed(question.id, 17)
 
 
 def _logprobs(index: int, piece: str, sampling: SamplingParams) -> list[Logprob] | None:

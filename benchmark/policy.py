@@ -1,0 +1,164 @@
+"""Orders of service and of eviction, compared on traces: the real scheduler, a virtual worker.
+
+    python benchmark/policy.py [KIND ...] [--trace FILE] [--policies fair fcfs ...] [--eviction all]
+                               [--online] [--load 0.9] [--kv-slots N] [--seed 0] [--json FILE]
+    python benchmark/policy.py --fit
+
+Kinds are those of traces.py, by default all; `--trace` takes a file in the format of
+phloem/srt/scheduler/trace.py, which `phloem replay --trace` writes. With `--online` the programs of
+a kind arrive as a Poisson process at `--load` of what its work takes with ideal sharing, otherwise
+(but for heavy-tail) all at once.
+
+    hit %      prompt tokens taken from the tree
+    of opt.    that, as a share of the offline optimum: depth first over the whole trace, with a
+               pool that holds its longest path
+    TTFT       seconds from arrival to the first token (or the end): mean, median, 99th percentile
+    slowdown   starvation: the largest TTFT over what the request would take alone and uncached
+    preempt.   requests that gave their row back
+    µs/step    real time the scheduler took, by the step
+
+Steps take what the cost model in cost.json says; `--fit` measures the default model on this machine
+and writes that file.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from common import write_json
+from msgspec.structs import asdict as struct_asdict
+from simulator import Outcome, Simulation, Trace
+from step_cost import FILE, Cost, fit, store_cost, stored_cost
+from traces import KINDS, make, spread
+
+from phloem.radix.evict import POLICIES as EVICTION
+from phloem.srt.scheduler.trace import TraceRequest, read_trace
+
+POLICIES = ("fair", "fcfs", "lpm", "dfs-weight", "random")
+FILE_SLOTS = 16384
+
+COLUMNS = (
+    ("hit %", "{:.1f}", lambda o: 100 * o.hit_rate),
+    ("of opt.", "{:.1f}", lambda o: 100 * o.of_optimal),
+    ("mean", "{:.2f}", lambda o: o.mean_ttft),
+    ("p50", "{:.2f}", lambda o: o.p50_ttft),
+    ("p99", "{:.2f}", lambda o: o.p99_ttft),
+    ("max", "{:.2f}", lambda o: o.max_ttft),
+    ("slowdown", "{:.0f}", lambda o: o.max_slowdown),
+    ("seconds", "{:.1f}", lambda o: o.seconds),
+    ("steps", "{:,}", lambda o: o.steps),
+    ("preempt.", "{:,}", lambda o: o.preemptions),
+    ("µs/step", "{:.0f}", lambda o: o.scheduler_us),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A trace to run."""
+
+    name: str
+    requests: list[TraceRequest]
+    kv_slots: int
+
+
+def cases(options: argparse.Namespace, cost: Cost) -> Iterator[Case]:
+    """The traces asked for."""
+    if options.trace is not None:
+        yield Case(options.trace.name, read_trace(options.trace), options.kv_slots or FILE_SLOTS)
+        return
+    for name in options.kind or KINDS:
+        requests = make(name, options.seed)
+        slots = options.kv_slots or KINDS[name].kv_slots
+        if options.online or KINDS[name].online:
+            seconds = Trace(requests).least_seconds(cost) / options.load
+            requests = spread(requests, options.seed, seconds)
+            name = f"{name} at {options.load:g}"
+        yield Case(name, requests, slots)
+
+
+def compare(case: Case, options: argparse.Namespace, cost: Cost) -> list[dict[str, Any]]:
+    """Run a trace under every pair of policies, printing a line each."""
+    trace = Trace(case.requests)
+    optimum = 100 * trace.optimal_hits / max(1, trace.prompt_tokens)
+    print(
+        f"\n{case.name}: {len(trace.calls):,} requests, {trace.prompt_tokens:,} prompt tokens, "
+        f"{case.kv_slots:,} slots, optimal hit rate {optimum:.1f} %"
+    )
+    heads = "".join(f"{head:>10}" for head, _, _ in COLUMNS)
+    print(f"{'':<22}{heads}")
+    results = []
+    for policy in options.policies:
+        for eviction in options.eviction:
+            limits = {
+                "schedule_policy": policy,
+                "eviction_policy": eviction,
+                "max_running": options.max_running,
+                "max_step_tokens": options.max_step_tokens,
+                "page_size": options.page_size,
+            }
+            outcome = Simulation(trace, cost, case.kv_slots, limits).run()
+            name = policy if len(options.eviction) == 1 else f"{policy}, {eviction}"
+            print(f"{name:<22}" + _cells(outcome), flush=True)
+            results.append(
+                {"trace": case.name, "policy": policy, "eviction": eviction} | asdict(outcome)
+            )
+    return results
+
+
+def _cells(outcome: Outcome) -> str:
+    return "".join(f"{form.format(value(outcome)):>10}" for _, form, value in COLUMNS)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="compare scheduling and eviction policies")
+    parser.add_argument("kind", nargs="*", help=f"any of {', '.join(KINDS)}; by default all")
+    parser.add_argument("--trace", type=Path, help="a trace file instead")
+    parser.add_argument("--policies", nargs="+", default=list(POLICIES), choices=POLICIES)
+    parser.add_argument("--eviction", nargs="+", default=["lru"], choices=[*EVICTION, "all"])
+    parser.add_argument("--online", action="store_true", help="programs arrive over time")
+    parser.add_argument("--load", type=float, default=0.9, help="of what the work takes ideally")
+    parser.add_argument("--kv-slots", type=int, help="size of the pool; by default the kind's")
+    parser.add_argument("--page-size", type=int, default=1)
+    parser.add_argument("--max-running", type=int, default=32)
+    parser.add_argument("--max-step-tokens", type=int, default=512)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--fit", action="store_true", help="measure this machine's cost model")
+    options = parser.parse_args(argv)
+    unknown = [kind for kind in options.kind if kind not in KINDS]
+    if unknown:
+        parser.error(f"no kind {unknown[0]}; there are {', '.join(KINDS)}")
+    if "all" in options.eviction:
+        options.eviction = list(EVICTION)
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Run what was asked for, print tables, write JSON if asked; returns a row a run."""
+    options = parse(argv)
+    if options.fit:
+        cost = fit()
+        store_cost(cost)
+        print(f"{FILE.read_text()}written to {FILE}")
+        return []
+    cost = stored_cost()
+    results = []
+    for case in cases(options, cost):
+        results += compare(case, options, cost)
+    if options.json is not None:
+        write_json(
+            options.json,
+            benchmark="policy",
+            cost=struct_asdict(cost),
+            seed=options.seed,
+            results=results,
+        )
+    return results
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,263 @@
+"""A scheduler that writes down what comes into it, for `phloem replay`.
+
+It takes the place of a `Scheduler` and has the same interface. Each call is recorded with what the
+clock said in it, and each plan with a digest, so that a replay is the same to the nanosecond and
+can tell where it is not. Users' words are replaced by labels (`phloem.srt.scheduler.labels`).
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from hashlib import blake2b
+from importlib.metadata import version
+from pathlib import Path
+from struct import Struct
+
+import msgspec
+from msgspec.structs import replace
+
+from phloem.srt.messages import (
+    FromGrammar,
+    StepPlan,
+    StepResult,
+    Submit,
+    ToScheduler,
+    WorkerReady,
+)
+from phloem.srt.scheduler.core import Scheduler, SchedulerLimits
+from phloem.srt.scheduler.labels import LABELS, LabelChain, Labels
+from phloem.srt.scheduler.record_file import (
+    Aliases,
+    Applied,
+    Call,
+    Expired,
+    FromGrammarCame,
+    FromTierCame,
+    Header,
+    Planned,
+    Raised,
+    Received,
+    RecordWriter,
+)
+from phloem.srt.scheduler.request import Request
+from phloem.srt.tier.chain import block_keys
+from phloem.srt.tier_messages import FromTier, TierReady
+
+ALIASES = 1 << 16
+"""Block keys that are remembered as written, so that they are not written again."""
+
+_ROW = Struct("<iiiiBBB")
+
+
+def plan_digest(plan: StepPlan) -> bytes:
+    """What a plan decides: rows, admissions, slots, how far, what is sampled; not the tokens."""
+    digest = blake2b(digest_size=8)
+    for row in plan.rows:
+        start = b"" if row.start is None else row.start.prefix_slots
+        sizes = len(row.slots), len(start)
+        flags = not row.tokens, row.sample, row.masked
+        digest.update(_ROW.pack(row.row, row.epoch, *sizes, *flags))
+        digest.update(row.slots)
+        digest.update(start)
+    return digest.digest()
+
+
+class _Ticks:
+    """A clock of whole nanoseconds that notes what it said while a call is recorded."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last = 0
+        self._noted: list[int] | None = None
+
+    def __call__(self) -> float:
+        now = round(self._clock() * 1e9)
+        if self._noted is not None:
+            self._noted.append(now - self._last)
+            self._last = now
+        return now / 1e9
+
+    def note(self) -> None:
+        """A call begins."""
+        self._noted = []
+
+    def take(self) -> list[int]:
+        """It is over: what was said."""
+        noted, self._noted = self._noted or [], None
+        return noted
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Labelled(Request):
+    """A request with its labels."""
+
+    chain: LabelChain
+
+
+def _chain(request: Request) -> LabelChain:
+    assert isinstance(request, _Labelled)
+    return request.chain
+
+
+def _labels_of(request: Request) -> array[int]:
+    """What waiting requests are sorted by: what a replay has for tokens."""
+    return _chain(request).labels
+
+
+class RecordingScheduler(Scheduler):
+    """Records to `path`, or beside it if that exists: see `RecordWriter`."""
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        worker: WorkerReady,
+        clock: Callable[[], float],
+        path: Path,
+    ) -> None:
+        self._labels = Labels(worker.vocab_size)
+        self._submitted: LabelChain | None = None
+        self._block_tokens: int | None = None
+        self._aliased: OrderedDict[bytes, None] = OrderedDict()
+        self._ticks = _Ticks(clock)
+        self._writer = RecordWriter(path)
+        self.path = self._writer.path
+        self._ticks.note()
+        super().__init__(limits, worker, self._ticks, sort_key=_labels_of)
+        self._writer.write(
+            Header(
+                phloem=version("phloem"),
+                started=time.time(),
+                limits=self._hidden_limits(limits),
+                worker=replace(worker, vocab_size=LABELS, startup={}),
+                ticks=self._ticks.take(),
+            )
+        )
+        self._writer.flush()
+
+    def _hidden_limits(self, limits: SchedulerLimits) -> dict[str, object]:
+        fields: dict[str, object] = msgspec.to_builtins(limits)
+        tenants = {self._labels.name(name): value for name, value in limits.tenants.items()}
+        return fields | {"tenants": msgspec.to_builtins(tenants)}
+
+    def close(self) -> None:
+        """End the recording in good order; the scheduler must not be used any more."""
+        self._writer.close()
+
+    @contextmanager
+    def _recorded(self, record: Callable[[list[int], int], Call]) -> Iterator[None]:
+        """A call of the scheduler, written down when it is over, however it ends."""
+        before = len(self.to_frontend)
+        self._ticks.note()
+        try:
+            yield
+        except BaseException as error:
+            self._write(record, before)
+            self._writer.write(Raised(type(error).__name__))
+            self._writer.flush()
+            raise
+        self._write(record, before)
+
+    def _write(self, record: Callable[[list[int], int], Call], before: int) -> None:
+        self._writer.write(record(self._ticks.take(), len(self.to_frontend) - before))
+
+    # ------------------------------------------------------------------ calls
+
+    def receive(self, message: ToScheduler) -> None:
+        if isinstance(message, Submit):
+            self._submitted = self._labels.chain(message.prompt, message.namespace)
+            hidden: ToScheduler = self._labels.submit(message, self._submitted)
+        else:
+            hidden = self._labels.received(message)
+        with self._recorded(lambda ticks, sent: Received(ticks, sent, hidden)):
+            super().receive(message)
+
+    def _admit(self, message: Submit) -> Request:
+        request = super()._admit(message)
+        assert self._submitted is not None
+        values = {field.name: getattr(request, field.name) for field in fields(request)}
+        labelled = _Labelled(**values, chain=self._submitted)
+        self._alias(labelled)
+        return labelled
+
+    def grammar(self, message: FromGrammar) -> None:
+        hidden = self._labels.grammar(message)
+        with self._recorded(lambda ticks, sent: FromGrammarCame(ticks, sent, hidden)):
+            super().grammar(message)
+
+    def tier(self, message: FromTier) -> None:
+        if isinstance(message, TierReady):
+            self._block_tokens = message.block_tokens
+            for request in self._by_rid.values():
+                self._alias(request)
+        hidden = self._labels.tier(message)
+        with self._recorded(lambda ticks, sent: FromTierCame(ticks, sent, hidden)):
+            super().tier(message)
+
+    def next_step(self) -> StepPlan | None:
+        plan: StepPlan | None = None
+
+        def record(ticks: list[int], sent: int) -> Planned:
+            if plan is None:
+                return Planned(ticks, sent)
+            return Planned(ticks, sent, plan.step_id, len(plan.rows), plan_digest(plan))
+
+        with self._recorded(record):
+            plan = super().next_step()
+        return plan
+
+    def expire(self) -> None:
+        with self._recorded(Expired):
+            super().expire()
+
+    def apply(self, result: StepResult) -> None:
+        flight = self.in_flight
+        known = flight is not None and flight.plan.step_id == result.step_id
+        work = flight.work if flight is not None and known else []
+        requests = [w.request for w in work] if len(work) == len(result.rows) else []
+        lengths = [len(request.tokens) for request in requests]
+        written = [-1] * len(result.rows)
+        for index, request in enumerate(requests):
+            if (token := result.rows[index].token) >= 0:
+                label = _chain(request).label(token)
+                written[index] = token if self._stops(request, token) else label
+        hidden = self._labels.result(result, written)
+        with self._recorded(lambda ticks, sent: Applied(ticks, sent, hidden)):
+            super().apply(result)
+            for request, length, label in zip(requests, lengths, written, strict=False):
+                if len(request.tokens) > length:
+                    _chain(request).append(label)
+                    if self._block_tokens and len(request.tokens) % self._block_tokens == 0:
+                        self._alias(request)
+
+    def _stops(self, request: Request, token: int) -> bool:
+        """Whether `token`, sampled next, ends the request. It then stays itself: it never comes
+        into the tree, and the replay has to know it. Elsewhere a stop token is a token as any."""
+        if token not in request.stop_ids:
+            return False
+        longer = request.output_len + 1 >= request.sampling.min_tokens
+        return longer or request.constraint is not None
+
+    # ------------------------------------------------------------------ the lower tier
+
+    def _alias(self, request: Request) -> None:
+        """Say which block keys of the labels stand for those that the tier knows."""
+        if self._block_tokens is None:
+            return
+        theirs = block_keys(request.tokens, request.namespace, self._block_tokens)
+        namespace = self._labels.name(request.namespace)
+        ours = block_keys(_chain(request).labels, namespace, self._block_tokens)
+        new: dict[bytes, bytes] = {}
+        for key, ours_key in zip(theirs, ours, strict=True):
+            if key not in self._aliased:
+                new[self._labels.key(key)] = ours_key
+            self._aliased[key] = None
+            self._aliased.move_to_end(key)
+        while len(self._aliased) > ALIASES:
+            self._aliased.popitem(last=False)
+        if new:
+            self._writer.write(Aliases(new))
