@@ -5,15 +5,15 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 from enum import StrEnum
-from heapq import nlargest
 from itertools import islice
+from operator import attrgetter
 
 from phloem.radix.ghost import Ghost
 from phloem.radix.node import Descend, Node, common_pages, first_page
 
 SHOWN_BRANCHES, SHOWN_TOKENS = 3, 32
-COMPARED = 1000
-"""Children looked at for the most hit ones."""
+COMPARED = 100
+"""Branches looked at for the most hit ones: there may be thousands."""
 
 
 class MissReason(StrEnum):
@@ -31,9 +31,10 @@ class MissReason(StrEnum):
 class Divergence:
     """`matched` tokens of a prompt are cached; then `reason`.
 
-    `branches` is how many ways the tree continues there, `cached` how the most hit of them begin
-    (up to 3, up to 32 tokens each, as far as the edge goes). If the prompt's own continuation was
-    there once: how many tokens of it went, when the first did (the tree's clock) and for whom.
+    `branches` is how many ways the tree continues there, `cached` how the most hit of the 100
+    oldest begin (up to 3, up to 32 tokens each, as far as the edge goes). If the prompt's own
+    continuation was there once: how many tokens of it went, when the first did (the tree's clock)
+    and for whom.
     """
 
     matched: int
@@ -84,7 +85,7 @@ def _continuations(node: Node, offset: int) -> tuple[int, tuple[array[int], ...]
     if offset < len(node.tokens):
         return 1, (node.tokens[offset : offset + SHOWN_TOKENS],)
     compared = islice(node.children.values(), COMPARED)
-    most = nlargest(SHOWN_BRANCHES, compared, key=lambda child: child.hits)
+    most = sorted(compared, key=attrgetter("hits"), reverse=True)[:SHOWN_BRANCHES]
     return len(node.children), tuple(child.tokens[:SHOWN_TOKENS] for child in most)
 
 
@@ -94,7 +95,7 @@ def _remembered(ghost: Ghost | None, query: array[int], start: int, stop: int, p
     while ghost is not None:
         same = common_pages(ghost.tokens, query, at, stop, page)
         at += same
-        if same < len(ghost.tokens) or ghost.forks is None or stop - at < page:
+        if ghost.forks is None or stop - at < page:
             break
-        ghost = ghost.forks.find(at, first_page(query, page, at))
+        ghost = ghost.forks.find(at, first_page(query, page, at))  # also off the middle of it
     return at - start

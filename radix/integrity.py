@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -116,13 +117,16 @@ def _check_edge(node: Node, where: str, pool: SlotPool, seen: set[int]) -> None:
     )
     page = pool.page_size
     _require(len(node.tokens) % page == 0, f"{where}: {len(node.tokens)} tokens in pages of {page}")
-    for index, slot in enumerate(node.slots):
-        _require(slot not in seen, f"{where}: slot {slot} is in the tree twice")
-        _require(pool.owned_by_tree(slot), f"{where}: slot {slot} is not the tree's")
-        _require(slot % page == index % page, f"{where}: slot {slot} is not at its place in a page")
-        _require(
-            index % page == 0 or slot == node.slots[index - 1] + 1, f"{where}: a page is torn apart"
-        )
+    for start in range(0, len(node.slots), page):
+        slot = node.slots[start]
+        if slot in seen:
+            raise IntegrityError(f"{where}: slot {slot} is in the tree twice")
+        if not pool.owned_by_tree(slot):
+            raise IntegrityError(f"{where}: slot {slot} is not the tree's")
+        if page > 1 and (
+            slot % page or node.slots[start : start + page] != array("i", range(slot, slot + page))
+        ):
+            raise IntegrityError(f"{where}: the page of slot {slot} is torn apart")
         seen.add(slot)
 
 

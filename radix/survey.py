@@ -1,13 +1,14 @@
-"""A bounded look at the tree: its largest branches first."""
+"""Looking at the tree: all of it, or its largest branches within bounded work."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from phloem.radix.node import Descend, Node
+from phloem.radix.node import Descend, Node, Root
+from phloem.radix.stats import NodeView
 
 VISITS = 20_000
 """Nodes a survey counts at most, which takes about 10 ms."""
@@ -43,6 +44,30 @@ class NamespaceSummary:
     namespace: str
     tokens: int
     nodes: int
+
+
+def views(roots: Collection[Root], limit: int | None) -> Iterator[NodeView]:
+    """Up to `limit` nodes of these namespaces with all they hold, parents before children."""
+    stack = [
+        (child, root.namespace, 0)
+        for root in reversed(list(roots))
+        for child in reversed(root.children.values())
+    ]
+    shown = 0
+    while stack and (limit is None or shown < limit):
+        node, namespace, depth = stack.pop()
+        shown += 1
+        yield NodeView(
+            namespace=namespace,
+            depth=depth,
+            start=node.start,
+            tokens=tuple(node.tokens),
+            slots=tuple(node.slots),
+            lock_ref=node.lock_ref,
+            hits=node.hits,
+            last_access=node.last_access,
+        )
+        stack.extend((child, namespace, depth + 1) for child in reversed(node.children.values()))
 
 
 def below(root: Node, prefix: array[int], page: int, descend: Descend) -> Iterator[Node]:

@@ -27,7 +27,7 @@ from phloem.radix.node import Node, Root, as_tokens, descend_for, first_page
 from phloem.radix.program import Program, Programs
 from phloem.radix.slots import SlotPool
 from phloem.radix.stats import NodeView, RadixStats
-from phloem.radix.survey import NamespaceSummary, NodeSummary, below, survey
+from phloem.radix.survey import NamespaceSummary, NodeSummary, below, survey, views
 
 
 class RadixTree:
@@ -148,7 +148,12 @@ class RadixTree:
     def explain(
         self, tokens: Sequence[int], namespace: str = "", limit: int | None = None
     ) -> Divergence:
-        """What `acquire` would find and why it is not more. Changes nothing."""
+        """What `acquire` would find and why it is not more. Changes nothing.
+
+        Raises `ValueError` for a negative limit.
+        """
+        if limit is not None and limit < 0:
+            raise ValueError(f"limit must not be negative, not {limit}")
         root: Node | None = self._roots.get(namespace)
         if root is None:
             root = Root(namespace, 0)
@@ -211,28 +216,7 @@ class RadixTree:
     def dump(self, limit: int | None = None) -> Iterator[NodeView]:
         """Up to `limit` nodes, parents before children, for debugging. The tree must not change
         while this runs."""
-        stack: list[tuple[Node, str, int]] = [
-            (child, root.namespace, 0)
-            for root in reversed(self._roots.values())
-            for child in reversed(root.children.values())
-        ]
-        shown = 0
-        while stack and (limit is None or shown < limit):
-            node, namespace, depth = stack.pop()
-            shown += 1
-            yield NodeView(
-                namespace=namespace,
-                depth=depth,
-                start=node.start,
-                tokens=tuple(node.tokens),
-                slots=tuple(node.slots),
-                lock_ref=node.lock_ref,
-                hits=node.hits,
-                last_access=node.last_access,
-            )
-            stack.extend(
-                (child, namespace, depth + 1) for child in reversed(node.children.values())
-            )
+        return views(self._roots.values(), limit)
 
     def check(self) -> None:
         """Verify every invariant, in O(cached tokens). Raises `IntegrityError`."""

@@ -350,8 +350,9 @@ class Scheduler:
             return None
         began = self.clock()
         for _ in range(MAX_DECISIONS):
-            with closing(self.waiting.ranked(began)) as waiting:
-                decision = decide(self.ledger.view(waiting), self._budget)
+            passed: set[str] = set()
+            with closing(self.waiting.ranked(began, passed)) as waiting:
+                decision = decide(self.ledger.view(waiting, passed), self._budget)
             plan, work = self._commit(decision, began)
             if work:
                 break

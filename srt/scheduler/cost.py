@@ -58,8 +58,9 @@ class StepCost:
 
     def seconds(self, size: StepSize) -> float:
         """Time a step of this size is expected to take."""
-        features = _features(size)
-        return max(0.0, sum(w * x for w, x in zip(self._weights, features, strict=True)))
+        # Not clipped while learning, which would make the error of a weight the others' for good.
+        used = zip(self._weights, _features(size), strict=True)
+        return sum(max(0.0, weight) * feature for weight, feature in used)
 
     def learn(self, size: StepSize, seconds: float) -> None:
         """A step of this size took `seconds`."""
@@ -69,7 +70,7 @@ class StepCost:
         scale = FORGETTING + sum(x[i] * gained[i] for i in range(4))
         error = seconds - sum(w * v for w, v in zip(self._weights, x, strict=True))
         gain = [g / scale for g in gained]
-        self._weights = [max(0.0, w + g * error) for w, g in zip(self._weights, gain, strict=True)]
+        self._weights = [w + g * error for w, g in zip(self._weights, gain, strict=True)]
         grow = 1 / FORGETTING if max(p[i][i] for i in range(4)) < _LARGEST else 1.0
         self._covariance = [
             [(p[i][j] - gain[i] * gained[j]) * grow for j in range(4)] for i in range(4)
@@ -79,7 +80,7 @@ class StepCost:
     def chunk_within(self, seconds: float, base: StepSize, start: int, largest: int) -> int:
         """The most tokens (at most `largest`) of a prompt, `start` of which are there already, that
         a step of `base` may take on top and still be done in `seconds`; 0 when there is none."""
-        per_token, per_pair = self._weights[2] * _UNITS[2], self._weights[3] * _UNITS[3]
+        per_token, per_pair = (max(0.0, self._weights[i]) * _UNITS[i] for i in (2, 3))
         left = seconds - self.seconds(StepSize(base.rows + 1, base.tokens, base.pairs))
         if left <= 0:
             return 0

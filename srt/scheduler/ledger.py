@@ -77,10 +77,11 @@ class Ledger:
         """How much of a waiting request's tokens the tree has."""
         return self.probe(request.tokens, request.namespace, request.match_limit)[0]
 
-    def view(self, waiting: Iterator[Request]) -> View:
+    def view(self, waiting: Iterator[Request], passed: set[str]) -> View:
         return View(
             running=list(self.running.values()),
             waiting=waiting,
+            passed=passed,
             free=self.pool.free,
             evictable=self.tree.evictable,
             cache=self,

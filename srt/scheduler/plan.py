@@ -83,10 +83,12 @@ class Budget:
 
 @dataclass(frozen=True)
 class View:
-    """What is there: running requests in order of admission, waiting ones in queue order."""
+    """What is there: running requests in order of admission, waiting ones in queue order, those of
+    tenants in `passed` left out, which the plan adds to as it finds them at their quota."""
 
     running: Sequence[Request]
     waiting: Iterable[Request]
+    passed: set[str]
     free: int
     evictable: int
     cache: Cache
@@ -298,6 +300,7 @@ class _Planner:
             if self.rows_left <= 0 and not self._lower(request):
                 return
             if self._over_quota(request):
+                self.view.passed.add(request.tenant)
                 continue
             cached = self._cached(request)
             if cached is not None and not self._admit(request, *cached):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Set
 
 from phloem.srt.scheduler.order import POLICIES, Lookups, Order
 from phloem.srt.scheduler.request import Request
@@ -39,19 +39,20 @@ class WaitingQueue:
         POLICIES[policy]
         self._policy = policy
         self._lanes.clear()
-        waiting, self._by_uid = self._by_uid, {}
-        for request in waiting.values():
-            self._shares.left(request.tenant)
-            self.add(request)
+        for request in self._by_uid.values():
+            self._file(request)
 
     def add(self, request: Request) -> None:
+        self._by_uid[request.uid] = request
+        self._shares.joined(request.tenant)
+        self._file(request)
+
+    def _file(self, request: Request) -> None:
         lanes = self._lanes.setdefault(request.priority, {})
         lane = lanes.get(request.tenant)
         if lane is None:
             lane = lanes[request.tenant] = POLICIES[self._policy](self._lookups)
         lane.add(request)
-        self._by_uid[request.uid] = request
-        self._shares.joined(request.tenant)
 
     def remove(self, request: Request) -> None:
         """Raises KeyError if it is not there."""
@@ -72,20 +73,24 @@ class WaitingQueue:
         if lane:
             lane.admitted(request)
 
-    def ranked(self, now: float) -> Generator[Request, None, None]:
-        """Requests in the order of service. The queue must not change while this runs."""
+    def ranked(self, now: float, passed: Set[str] = frozenset()) -> Generator[Request, None, None]:
+        """Requests in the order of service. Tenants whom the caller puts into `passed` on the way
+        are passed over from then on. The queue must not change while this runs."""
         for priority in sorted(self._lanes, reverse=True):
             lanes = self._lanes[priority]
             if len(lanes) == 1:
-                yield from next(iter(lanes.values())).ranked(now)
+                ((tenant, lane),) = lanes.items()
+                yield from _drawn(tenant, lane, now, passed)
             else:
-                yield from self._interleaved(lanes, now)
+                yield from self._interleaved(lanes, now, passed)
 
-    def _interleaved(self, lanes: dict[str, Order], now: float) -> Iterator[Request]:
+    def _interleaved(
+        self, lanes: dict[str, Order], now: float, passed: Set[str]
+    ) -> Iterator[Request]:
         """From each tenant's lane in turn, the one that was served least for its weight first."""
         heap = [(self._shares.served(tenant), i, tenant) for i, tenant in enumerate(lanes)]
         heapq.heapify(heap)
-        iterators = {tenant: lane.ranked(now) for tenant, lane in lanes.items()}
+        iterators = {tenant: _drawn(tenant, lane, now, passed) for tenant, lane in lanes.items()}
         while heap:
             served, i, tenant = heap[0]
             request = next(iterators[tenant], None)
@@ -95,6 +100,16 @@ class WaitingQueue:
             cost = len(request.tokens) / self._shares.weight(tenant)
             heapq.heapreplace(heap, (served + cost, i, tenant))
             yield request
+
+
+def _drawn(tenant: str, lane: Order, now: float, passed: Set[str]) -> Iterator[Request]:
+    """A lane's requests in order, until its tenant is passed over."""
+    if tenant in passed:
+        return
+    for request in lane.ranked(now):
+        yield request
+        if tenant in passed:
+            return
 
 
 class DeadlineQueue:

@@ -124,13 +124,32 @@ def work(policy: EvictionPolicy, cached: int) -> dict[str, int]:
         "match miss": lines_run(lambda: tree.match(miss)),
         "acquire and release": lines_run(lambda: tree.release(tree.acquire(miss))),
         "turnover": lines_run(turnover),
+        "explain hit": lines_run(lambda: tree.explain(hit)),
+        "explain evicted": lines_run(lambda: tree.explain(prompt(0))),
     }
     lease = tree.acquire(miss)
     tree.extend(lease, miss[lease.length :], pool.allocate(1))
     tree.evict(1)
     result["decode step"] = lines_run(lambda: tree.extend(lease, [5], pool.allocate(1)))
     result["end of request"] = lines_run(lambda: tree.release(lease))
+    for number in (1, 2, 3):
+        tree.release(tree.acquire(prompt(number), program="p"))
+    result["end of program"] = lines_run(lambda: tree.end_program("p"))
     return result
+
+
+def test_a_survey_of_a_deep_chain() -> None:
+    pool, tree = make(2001)
+    tokens = array("i", range(2000))
+    for end in range(1, 2001):
+        insert(pool, tree, tokens[:end])
+    nodes, more = tree.survey(limit=3000)
+    assert not more
+    assert [node.depth for node in nodes] == list(range(tree.nodes))
+    assert [node.total for node in nodes] == [2000 - node.start for node in nodes]
+    assert tree.flush() == 2000
+    told = tree.explain(array("i", [*range(2000), 0]))
+    assert told.evicted_tokens == 2000
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from array import array
 from collections.abc import Sequence
 
@@ -363,7 +364,115 @@ def test_what_is_held_survives_eviction_and_flush() -> None:
     assert tree.stats().namespaces == 0
 
 
+# ------------------------------------------------------------------------------------------ pages
+
+
+def paged(page: int, pages: int = 32) -> tuple[SlotPool, RadixTree]:
+    pool = SlotPool(pages * page, page)
+    return pool, RadixTree(pool)
+
+
+def test_a_match_is_rounded_down_to_whole_pages() -> None:
+    pool, tree = paged(4)
+    assert tree.page_size == 4
+    path = insert(pool, tree, list(range(12)))
+    assert path == list(range(4, 16))
+    for length in range(14):
+        query = list(range(length))
+        assert tree.match(query) == max(length - 1, 0) // 4 * 4
+        lease = tree.acquire(query)
+        assert lease.slots() == path[: lease.length]
+        assert lease.length == max(length - 1, 0) // 4 * 4
+        tree.release(lease)
+        tree.check()
+    assert tree.acquire(list(range(13)), limit=11).length == 8
+    assert tree.probe(list(range(12)), "", 11) == (8, 0)
+    assert tree.probe(list(range(12)), "", 12) == (12, 4)
+
+
+def test_branches_may_part_inside_a_page() -> None:
+    pool, tree = paged(4)
+    for tail in ([1, 2, 3, 4], [1, 2, 3, 5], [1, 9, 9, 9]):
+        insert(pool, tree, [7, 7, 7, 7, *tail])
+    assert edges(tree) == [(7, 7, 7, 7), (1, 2, 3, 4), (1, 2, 3, 5), (1, 9, 9, 9)]
+    assert tree.match([7, 7, 7, 7, 1, 2, 3, 5, 0]) == 8
+    assert tree.match([7, 7, 7, 7, 1, 2, 3, 6, 0]) == 4
+    assert tree.evictable == 16
+
+
+def test_a_split_is_at_a_page_s_border() -> None:
+    pool, tree = paged(4)
+    insert(pool, tree, [1] * 12)
+    lease = tree.acquire([1] * 7 + [2] * 5)
+    assert lease.length == 4
+    assert edges(tree) == [(1,) * 4, (1,) * 8]
+    tree.extend(lease, [1, 1, 1, 2, 2, 2, 2, 2], pool.allocate(8))
+    tree.check()
+    assert edges(tree) == [(1,) * 4, (1,) * 8, (1, 1, 1, 2, 2, 2, 2, 2)]
+
+
+@pytest.mark.parametrize("length", [1, 3, 5])
+def test_a_part_of_a_page_is_refused_and_nothing_changes(length: int) -> None:
+    pool, tree = paged(4)
+    lease = tree.acquire([1, 2])
+    slots = pool.allocate(8)
+    with pytest.raises(ValueError, match=f"{length} tokens are not whole pages of 4"):
+        tree.extend(lease, [1] * length, slots[:length])
+    with pytest.raises(SlotError, match="whole pages"):
+        tree.extend(lease, [1] * 4, slots[2:6])
+    tree.check()
+    assert (lease.length, tree.nodes, pool.private) == (0, 0, 8)
+
+
+def test_duplicates_come_in_whole_pages() -> None:
+    pool, tree = paged(4)
+    lease = tree.acquire([1, 1])
+    insert(pool, tree, [1] * 8)
+    slots = pool.allocate(12)
+    assert tree.extend(lease, [1] * 7 + [2] * 5, slots) == 4
+    pool.release(slots[:4])
+    assert lease.slots()[4:] == slots[4:]
+    tree.check()
+
+
+def test_eviction_takes_whole_pages() -> None:
+    pool, tree = paged(4)
+    insert(pool, tree, [1] * 16)
+    assert tree.evict(0) == tree.evict(-3) == 0
+    for asked, freed, left in ((1, 4, 12), (4, 4, 8), (5, 8, 0), (1, 0, 0)):
+        assert tree.evict(asked) == freed
+        assert tree.evictable == left
+        tree.check()
+
+
 # --------------------------------------------------------------------------------- looking inside
+
+
+def test_sole_is_what_a_release_would_unlock() -> None:
+    pool, tree = make()
+    rng = random.Random(11)
+    leases = []
+    for _ in range(60):
+        tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 9))]
+        lease = tree.acquire(tokens)
+        rest = tokens[lease.length :]
+        slots = pool.allocate(len(rest))
+        pool.release(slots[: tree.extend(lease, rest, slots)])
+        leases.append(lease)
+    for _ in range(20):
+        rng.shuffle(leases)
+        some = leases[: rng.randrange(4)]
+        del leases[: len(some)]
+        alone = [tree.sole(lease) for lease in some]
+        together = tree.sole_of(some)
+        assert together >= sum(alone)
+        before = tree.evictable
+        for number, lease in enumerate(some):
+            tree.release(lease)
+            assert number or tree.evictable == before + alone[0]
+        assert tree.evictable == before + together
+    with pytest.raises(LeaseError):
+        tree.sole_of(some or [lease])
 
 
 def test_stats_are_a_snapshot_of_what_happened() -> None:

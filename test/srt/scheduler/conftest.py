@@ -4,9 +4,11 @@ always agrees. After each step the harness checks what must always hold (docs/ar
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -409,3 +411,28 @@ def harness() -> Callable[..., Harness]:
         return Harness(granted, worker, ManualClock(), lower)
 
     return build
+
+
+@pytest.fixture
+def instructions() -> Callable[[Callable[[], object]], int]:
+    """Counts the interpreter's instructions in a call: its cost, the same on every machine. What C
+    code does in between (searching a sorted list, comparing arrays) is one instruction."""
+
+    def count(work: Callable[[], object]) -> int:
+        counted = 0
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal counted
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            counted += event == "opcode"
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            work()
+        finally:
+            sys.settrace(before)
+        return counted
+
+    return count

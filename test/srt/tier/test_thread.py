@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import sys
 import threading
@@ -69,6 +70,7 @@ class Server:
         )
         options = TierOptions(folder=str(folder), limit_bytes=limit)
         facts: dict[str, str | int] = {"isa": "generic"}
+        self._stopped = False
         self.thread = TierThread(self.context, address, options, kv, look_at(model), facts)
 
     def start(self) -> None:
@@ -84,8 +86,13 @@ class Server:
         assert isinstance(message, TierReady)
         return message
 
+    def stop(self) -> None:
+        if not self._stopped:
+            self._stopped = True
+            self.thread.stop()
+
     def close(self) -> None:
-        self.thread.stop()
+        self.stop()
         self.channel.close()
         self.context.term()
         shutil.rmtree(self.run_dir)
@@ -151,7 +158,7 @@ def test_a_later_server_has_what_an_earlier_one_kept(
     first.channel.send(KvSave(1, [key(8), key(9)], order))
     first.hear()
     first.channel.send(StopTier())
-    first.thread.stop()  # it has ended by itself or does so now
+    first.stop()  # it has ended by itself or does so now
     second = start()
     assert second.ready().keys == key(8) + key(9)
     second.channel.send(KvLoad(1, [key(8)], slots(2).tobytes()))
@@ -172,7 +179,7 @@ def test_it_ends_when_all_that_was_ordered_is_written(
     if by_message:
         server.channel.send(StopTier())
     threading.Timer(0.05, go.set).start()
-    server.thread.stop()
+    server.stop()
     if by_message:
         assert [server.hear() for _ in range(5)] == [KvSaved(number, 1) for number in range(5)]
 
@@ -256,8 +263,6 @@ def test_what_is_no_order_is_passed_over(start: Callable[..., Server]) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have a priority of their own on Linux")
 def test_it_yields_to_the_threads_that_compute(start: Callable[..., Server], kv: FakeKv) -> None:
-    import os
-
     server = start()
     server.ready()
     seen: list[int] = []
