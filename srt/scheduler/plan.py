@@ -153,7 +153,6 @@ class _Planner:
         self.available = view.free + view.evictable
         self.decision = Decision()
         self.alive = list(view.running)
-        self.first = max(self.alive, key=lambda r: (r.priority, -r.epoch), default=None)
         self.rows = self.tokens = self.pairs = 0  # of the work so far
         self.decoding = 0
         self.chunked = False  # whether a chunk of a prompt is among the work
@@ -163,15 +162,13 @@ class _Planner:
 
     def keep_quotas(self) -> None:
         """Preempt, of tenants whose running requests have outgrown their quota, the cheapest."""
-        held: dict[str, list[Request]] = {}
-        for request in self.alive:
-            held.setdefault(request.tenant, []).append(request)
-        for tenant, requests in held.items():
+        for tenant in {request.tenant for request in self.alive}:
             quota = self.view.cache.quota(tenant)
             if quota is None:
                 continue
-            oldest = min(requests, key=lambda r: r.epoch)
-            rest = [r for r in requests if r is not oldest]
+            rest = [r for r in self.alive if r.tenant == tenant]
+            oldest = min(rest, key=lambda r: r.epoch)
+            rest.remove(oldest)
             while rest and sum(len(r.tokens) for r in (oldest, *rest)) > quota:
                 victim = min(rest, key=self._cost)
                 rest.remove(victim)
@@ -179,9 +176,10 @@ class _Planner:
 
     def serve_running(self) -> None:
         """Decode rows, then prefill chunks, preempting when slots run out."""
-        alive = list(self.alive)
-        prefilling = [r for r in alive if r.is_prefilling]
-        decoding = [r for r in alive if not r.is_prefilling]
+        decoding: list[Request] = []
+        prefilling: list[Request] = []
+        for request in self.alive:
+            (prefilling if request.is_prefilling else decoding).append(request)
         for request in decoding:
             if self.tokens_left == 0:
                 return
@@ -192,13 +190,14 @@ class _Planner:
                 return
             count = self._chunk(request, request.computed_len)
             if count:
+                self.chunked = True
                 self._serve(request, count)
 
     def _serve(self, request: Request, count: int) -> None:
-        if request not in self.alive:
+        if self.decision.preempt and request in self.decision.preempt:
             return
         spare = len(request.spare_slots)
-        if not self._make_room(request, new_slots(1, spare, self.page_size)):
+        if not (self.available or spare or self._make_room(request)):
             return
         room = self.available + spare
         if count > room:
@@ -234,11 +233,11 @@ class _Planner:
             return count
         return max(0, end - end % self.page_size - start)
 
-    def _make_room(self, request: Request, slots: int) -> bool:
-        """Preempt until `slots` are available; False when `request` gets none in this step."""
-        while self.available < slots:
-            victims = [r for r in self.alive if r is not self.first]
-            lower = [r for r in victims if r.priority <= request.priority]
+    def _make_room(self, request: Request) -> bool:
+        """Preempt until there is a page; False when `request` gets none in this step."""
+        first = max(self.view.running, key=lambda r: (r.priority, -r.epoch))
+        while self.available < self.page_size:
+            lower = [r for r in self.alive if r is not first and r.priority <= request.priority]
             if lower:
                 victim = min(lower, key=lambda r: (r.priority, self._cost(r), -r.epoch))
                 self._preempt(victim)
@@ -277,7 +276,6 @@ class _Planner:
     def _add(self, work: Work) -> None:
         spare = len(work.request.spare_slots)
         self.decision.work.append(work)
-        self.chunked = self.chunked or work.request.is_prefilling
         self.available -= new_slots(work.count, spare, self.page_size)
         self.tokens_left -= work.count
         self.rows += 1
@@ -290,21 +288,26 @@ class _Planner:
         """Admit from the queue's front on. What does not fit keeps those behind it waiting, so that
         a large request is not starved by small ones."""
         self.rows_left = self.budget.rows - len(self.alive)
-        self.reserve = sum(_own_reserve(r) + max(0, r.remaining - 1) for r in self.alive) - sum(
-            max(0, w.count - 1) for w in self.decision.work
-        )
-        self.prefills = self._shareable_prefills()
         for scanned, request in enumerate(self.view.waiting):
             if self.tokens_left == 0 or scanned == SCAN_LIMIT:
                 return
             if self.rows_left <= 0 and not self._lower(request):
                 return
+            if scanned == 0:
+                self._look_at_running()
             if self._over_quota(request):
                 self.view.passed.add(request.tenant)
                 continue
             cached = self._cached(request)
             if cached is not None and not self._admit(request, *cached):
                 return
+
+    def _look_at_running(self) -> None:
+        """What running rows still need, and which prompts among them may be shared."""
+        planned = sum(max(0, work.count - 1) for work in self.decision.work)
+        needed = sum(_own_reserve(r) + max(0, r.remaining - 1) for r in self.alive)
+        self.reserve = needed - planned
+        self.prefills = self._shareable_prefills()
 
     def _admit(self, request: Request, start: int, unlocked: int) -> bool:
         """Plan the admission, or a restore before it; False when nobody else may be admitted."""
@@ -331,6 +334,7 @@ class _Planner:
                 self._unpin()
             return False
         work = Work(request, start, count, admit=True)
+        self.chunked = True
         self.available -= unlocked
         self.reserve += own + len(request.tokens) - start - count
         self._add(work)
