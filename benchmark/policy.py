@@ -17,6 +17,9 @@ a kind arrive as a Poisson process at `--load` of what its work takes with ideal
     preempt.   requests that gave their row back
     µs/step    real time the scheduler took, by the step
 
+After several traces a summary follows: the share of the optimum, on average and at worst, and how
+mean and 99th percentile of TTFT compare with fcfs (geometric mean of the ratios, and the worst).
+
 Steps take what the cost model in cost.json says; `--fit` measures the default model on this machine
 and writes that file.
 """
@@ -27,6 +30,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean, geometric_mean
 from typing import Any
 
 from common import write_json
@@ -109,6 +113,26 @@ def compare(case: Case, options: argparse.Namespace, cost: Cost) -> list[dict[st
     return results
 
 
+def summarise(results: list[dict[str, Any]]) -> None:
+    """Print what the policies come to over all traces."""
+    traces = list(dict.fromkeys(row["trace"] for row in results))
+    rows = {(row["trace"], row["policy"], row["eviction"]): row for row in results}
+    heads = ("of opt.", "worst", "mean TTFT", "worst", "p99 TTFT", "worst")
+    print(f"\n{f'over {len(traces)} traces':<22}" + "".join(f"{head:>10}" for head in heads))
+    for policy, eviction in dict.fromkeys((row["policy"], row["eviction"]) for row in results):
+        shares = [100 * rows[trace, policy, eviction]["of_optimal"] for trace in traces]
+        cells = [f"{fmean(shares):.1f}", f"{min(shares):.1f}"]
+        for figure in ("mean_ttft", "p99_ttft"):
+            ratios = [
+                rows[trace, policy, eviction][figure] / base[figure]
+                for trace in traces
+                if (base := rows.get((trace, "fcfs", eviction))) is not None
+            ]
+            if ratios:
+                cells += [f"× {geometric_mean(ratios):.2f}", f"× {max(ratios):.2f}"]
+        print(f"{f'{policy}, {eviction}':<22}" + "".join(f"{cell:>10}" for cell in cells))
+
+
 def _cells(outcome: Outcome) -> str:
     return "".join(f"{form.format(value(outcome)):>10}" for _, form, value in COLUMNS)
 
@@ -149,6 +173,8 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     results = []
     for case in cases(options, cost):
         results += compare(case, options, cost)
+    if len({row["trace"] for row in results}) > 1:
+        summarise(results)
     if options.json is not None:
         write_json(
             options.json,

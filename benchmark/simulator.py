@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from statistics import fmean
 from time import perf_counter
 from typing import Any
@@ -20,6 +20,7 @@ from step_cost import Cost
 
 from phloem.radix import RadixTree, SlotPool
 from phloem.srt.messages import (
+    EndProgram,
     Failed,
     RowPlan,
     RowResult,
@@ -176,6 +177,8 @@ class Simulation:
         self.own_seconds = 0.0
         self._missing: dict[int, int] = {}
         self._followers: dict[str, list[int]] = defaultdict(list)
+        self._programs_over: list[str] = []
+        self._calls_left = Counter(call.request.program for call in trace.calls)
         self._by_id = {call.request.id: call for call in trace.calls}
 
     def run(self) -> Outcome:
@@ -241,8 +244,14 @@ class Simulation:
                 self.failed.append(message)
                 self._ended(message.rid)
         self.scheduler.to_frontend.clear()
+        while self._programs_over:
+            self.scheduler.receive(EndProgram(self._programs_over.pop()))
 
     def _ended(self, rid: str) -> None:
+        program = self._by_id[rid].request.program
+        self._calls_left[program] -= 1
+        if program and not self._calls_left[program]:
+            self._programs_over.append(program)
         for index in self._followers.pop(rid, []):
             self._missing[index] -= 1
             if self._missing[index] == 0:
@@ -283,14 +292,13 @@ class Simulation:
 
 
 def _limits(chosen: dict[str, Any], requests: int) -> SchedulerLimits:
-    known = {field.name for field in fields(SchedulerLimits)}
     values: dict[str, Any] = {
         "max_running": 32,
         "max_waiting": requests + 1,
         "max_step_tokens": 512,
         "request_timeout_s": float("inf"),
-    } | chosen
-    return SchedulerLimits(**{name: value for name, value in values.items() if name in known})
+    }
+    return SchedulerLimits(**(values | chosen))
 
 
 def _percentile(values: Sequence[float], percent: int) -> float:

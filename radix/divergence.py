@@ -53,7 +53,7 @@ def diverge(
     stop = len(query) - 1
     node, offset, length = descend(root, query, 0, stop)
     ghost: Ghost | None = None
-    if limit is not None and limit - limit % page < length:
+    if limit is not None and limit < length:
         reason = MissReason.LIMITED
         node, offset, length = descend(root, query, 0, limit)
     elif stop - length < page:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 
 from phloem.radix.errors import IntegrityError
-from phloem.radix.ghost import Cause, Forks, Ghost
+from phloem.radix.ghost import Cause, Fork, Forks, Ghost
 from phloem.radix.node import FirstPage, Node, Root, common_pages, first_page
 
 SMALLEST = 16
@@ -20,7 +20,8 @@ class History:
     """Ghosts of what was evicted or flushed, the newest of them, `limit` tokens in all.
 
     A ghost is younger than those below it, so the oldest one has none below and can go alone.
-    Remembering costs O(1) besides the tokens. A `limit` too small for one ghost is no history.
+    Remembering costs O(1) besides the tokens, and the forks of an edge that is only shortened. A
+    `limit` too small for one ghost is no history.
     """
 
     def __init__(self, limit: int, page: int) -> None:
@@ -232,24 +233,44 @@ class History:
             forks, start, edge, children, younger = stack.pop()
             end = start + len(edge)
             for position, fork in forks.at.items():
-                where = f"ghosts at token {position}"
-                _require(fork.owner is forks, f"{where}: their owner is another")
-                _require(fork.position == position, f"{where}: they are misfiled")
-                _require(start < position <= end or start == end == position, f"{where}: off edge")
-                _require(bool(fork.branches), f"{where}: there are none")
                 continues = children
                 if position < end:
                     continues = (first_page(edge, self._page, position - start),)
+                on_edge = start < position <= end or start == end == position
+                wrong = _wrong_fork(fork, forks, position, on_edge)
                 for first, ghost in fork.branches.items():
-                    tokens = ghost.tokens
-                    _require(ghost.fork is fork, f"{where}: one hangs from elsewhere")
-                    _require(first_page(tokens, self._page) == first, f"{where}: one is misfiled")
-                    _require(len(tokens) % self._page == 0, f"{where}: not whole pages")
-                    _require(first not in continues, f"{where}: one is cached")
-                    _require(age.get(ghost, younger) < younger, f"{where}: one is too young")
+                    wrong = wrong or self._wrong_ghost(ghost, fork, first, continues)
+                    if age.get(ghost, younger) >= younger:
+                        wrong = wrong or "one is too young"
+                    if wrong:
+                        break
                     yield ghost, None
                     if ghost.forks is not None:
-                        stack.append((ghost.forks, position, tokens, (), age[ghost]))
+                        stack.append((ghost.forks, position, ghost.tokens, (), age[ghost]))
+                _require(not wrong, f"ghosts at token {position}: {wrong}")
+
+    def _wrong_ghost(
+        self, ghost: Ghost, fork: Fork, first: FirstPage, continues: Collection[FirstPage]
+    ) -> str:
+        """What contradicts itself about `ghost`, a branch of `fork`; empty if nothing does."""
+        if ghost.fork is not fork:
+            return "one hangs from elsewhere"
+        if first_page(ghost.tokens, self._page) != first:
+            return "one is misfiled"
+        if len(ghost.tokens) % self._page:
+            return "one is not whole pages"
+        return "one is cached" if first in continues else ""
+
+
+def _wrong_fork(fork: Fork, owner: Forks, position: int, on_edge: bool) -> str:
+    """What contradicts itself about `fork`; empty if nothing does."""
+    if fork.owner is not owner:
+        return "their owner is another"
+    if fork.position != position:
+        return "they are misfiled"
+    if not on_edge:
+        return "they are off the edge"
+    return "" if fork.branches else "there are none"
 
 
 def _weight(ghost: Ghost) -> int:

@@ -4,7 +4,7 @@ Token ids are accepted as any sequence of ints; `array('i')` is the fast path, s
 with edges as it is (keep a request's tokens in one). The tree is for one thread. No operation
 costs more for more cached tokens: `match`, `acquire`, `extend` and `explain` depend on the nodes
 and tokens of their own path, `release` on the nodes of its path, `evict` on what it frees,
-`end_program` on the nodes it used last.
+`end_program` on the nodes the program used last.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from phloem.radix.slots import SlotPool
 from phloem.radix.stats import NodeView, RadixStats
 from phloem.radix.survey import NamespaceSummary, NodeSummary, below, survey, views
 
+HISTORY_POOLS, HISTORY_TOKENS = 4, 65_536
+"""Tokens that are remembered by default: so many pools' worth, at most so many."""
+
 
 class RadixTree:
     """Prefixes in namespaces → KV slots of `pool`, which this tree shares with the requests.
@@ -37,9 +40,9 @@ class RadixTree:
     the order of `policy`. The tree holds whole pages of the pool's page size. `clock` gives the
     times of use and must not go backwards; by default it counts operations. Namespaces appear on
     first use and go with their last token and lease. What left the tree is remembered for
-    `explain`, the last `history_tokens` tokens of it (a piece counts as 16 at least; 0: nothing).
-    Programs live from their first use until `end_program`, or until `program_limit` others were
-    used after them.
+    `explain`, the last `history_tokens` tokens of it: by default four times the pool's capacity,
+    at most 65,536 (a piece counts as 16 at least; 0: nothing is remembered). Programs live from
+    their first use until `end_program`, or until `program_limit` others were used after them.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class RadixTree:
         *,
         policy: EvictionPolicy = LRU,
         clock: Callable[[], float] | None = None,
-        history_tokens: int = 65536,
+        history_tokens: int | None = None,
         program_limit: int = 4096,
     ) -> None:
         self._pool = pool
@@ -57,6 +60,8 @@ class RadixTree:
         self._clock = clock if clock is not None else count(1).__next__
         self._next_id = count(1).__next__
         self._queue = EvictionQueue(policy)
+        if history_tokens is None:
+            history_tokens = min(HISTORY_POOLS * pool.capacity, HISTORY_TOKENS)
         self._history = History(history_tokens, pool.page_size)
         self._programs = Programs(program_limit)
         self._roots: dict[str, Root] = {}

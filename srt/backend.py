@@ -10,16 +10,20 @@ import zmq.asyncio
 
 from phloem.constrained.bitmask import MaskBuffer
 from phloem.srt.checkpoint import Checkpoint
+from phloem.srt.checkpoint.config import ModelConfig
 from phloem.srt.config import ServeConfig
 from phloem.srt.grammar.options import GrammarOptions
+from phloem.srt.hub.store import Store
 from phloem.srt.ipc import AsyncChannel
 from phloem.srt.messages import ToFrontend, ToScheduler
 from phloem.srt.models.options import ComputeOptions
-from phloem.srt.resolve import Resolved
+from phloem.srt.resolve import Resolved, choose_disk_tier
 from phloem.srt.scheduler.options import SchedulerProcessOptions
 from phloem.srt.scheduler.tenants import TenantLimits
 from phloem.srt.supervise import Generation
 from phloem.srt.tenants import load_tenants
+from phloem.srt.tier.chain import BLOCK_TOKENS
+from phloem.srt.tier.options import TierOptions
 from phloem.srt.worker.options import WorkerProcessOptions
 
 
@@ -32,6 +36,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     kv_slots: int
     compute: ComputeOptions
     tenants: dict[str, TenantLimits] = {}
+    tier: TierOptions | None = None
 
 
 class Backend:
@@ -82,6 +87,7 @@ def process_options(run_dir: str, config: ServeConfig, plan: Plan) -> dict[str, 
             max_rows=limits.max_running,
             context_length=plan.context_length,
             kv_slots=plan.kv_slots,
+            tier=plan.tier,
             log_level=level,
         ),
         "grammar": GrammarOptions(
@@ -110,13 +116,15 @@ def process_options(run_dir: str, config: ServeConfig, plan: Plan) -> dict[str, 
             tenants=plan.tenants,
             kv_events=config.cache.kv_events,
             record=limits.record,
-            tier=config.cache.kv_tiers is not None,
+            tier=plan.tier is not None,
             log_level=level,
         ),
     }
 
 
 def make_plan(resolved: Resolved, checkpoint: Checkpoint, kv_tokens: int) -> Plan:
+    """What to start. Adds to the reasons of `resolved`. Raises `InvalidRequest` for tenants or for
+    tiers that cannot be."""
     config = checkpoint.config
     asked = resolved.config.model.context_length
     tenants = resolved.config.server.tenants
@@ -139,4 +147,16 @@ def make_plan(resolved: Resolved, checkpoint: Checkpoint, kv_tokens: int) -> Pla
             name: TenantLimits(weight=tenant.weight, kv_quota=tenant.kv_quota)
             for name, tenant in load_tenants(tenants).items()
         },
+        tier=_plan_tier(resolved, config),
     )
+
+
+def _plan_tier(resolved: Resolved, config: ModelConfig) -> TierOptions | None:
+    tier, resolved.reasons["kv_tiers"] = choose_disk_tier(
+        resolved.config.cache,
+        folder=Store.default().root / "kv",
+        block_bytes=BLOCK_TOKENS * config.kv_slot_bytes(resolved.kv_dtype),
+    )
+    if tier is None:
+        return None
+    return TierOptions(folder=str(tier.folder), limit_bytes=tier.limit_bytes)

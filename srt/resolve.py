@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import psutil
 
-from phloem.srt.config import ServeConfig
+from phloem.srt.config import CacheOptions, ServeConfig
 from phloem.srt.errors import InvalidRequest
 from phloem.srt.kernels.cpu.library import (
     ISA_VARIABLE,
@@ -29,6 +31,12 @@ KvDtype = Literal["float32", "float16", "bfloat16", "int8"]
 
 MAX_DEFAULT_KV_TOKENS = 131_072
 MIN_KV_TOKENS = 16
+
+DEFAULT_TIER_BYTES = 8 << 30
+MIN_TIER_BLOCKS = 8
+"""Fewer blocks on disk keep nothing worth having."""
+
+_SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,3})?) ?([KMGT])(i?)B", re.IGNORECASE)
 
 # Widest first: the first set that the CPU has in full names its ISA (flags as in /proc/cpuinfo).
 _ISA_FLAGS: tuple[tuple[str, frozenset[str]], ...] = (
@@ -147,6 +155,109 @@ def choose_kv_tokens(
     if quarter >= MAX_DEFAULT_KV_TOKENS:
         return MAX_DEFAULT_KV_TOKENS, f"the default's upper bound; {each}, {free}"
     return quarter, f"a quarter of the memory ({free}) at {each}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskTier:
+    """KV on disk: `folder` may take `limit_bytes`."""
+
+    folder: Path
+    limit_bytes: int
+
+
+def choose_disk_tier(
+    cache: CacheOptions, *, folder: Path, block_bytes: int
+) -> tuple[DiskTier | None, str]:
+    """The tier below the pool, and why so large. `folder` is where KV goes unless `cache` names
+    another, `block_bytes` what is written at once.
+
+    Raises `InvalidRequest` for tiers that there are not, and for a size that the disk has no room
+    for.
+    """
+    tiers = parse_tiers(cache.kv_tiers)
+    if "disk" not in tiers:
+        return None, "not asked for"
+    asked = tiers["disk"]
+    if cache.kv_tier_dir is not None:
+        folder = Path(cache.kv_tier_dir).expanduser().absolute()
+    room = _room_on_disk(folder)
+    limit, why = asked, "asked for"
+    if limit is None:
+        limit, why = DEFAULT_TIER_BYTES, "the default"
+        if limit > room // 2:
+            limit, why = room // 2, f"half of what {folder} has room for"
+    elif limit > room:
+        raise InvalidRequest(
+            f"kv_tiers asks for {_gib(limit)} on disk; {folder} has room for {_gib(room)}",
+            param="cache.kv_tiers",
+        )
+    least = MIN_TIER_BLOCKS * block_bytes
+    if limit < least:
+        raise InvalidRequest(
+            f"a disk tier of {_gib(limit)} is too small for this model's KV: {MIN_TIER_BLOCKS} "
+            f"blocks take {_gib(least)}",
+            param="cache.kv_tiers",
+        )
+    return DiskTier(folder=folder, limit_bytes=limit), f"{why}; in {folder}"
+
+
+def parse_tiers(text: str | None) -> dict[str, int | None]:
+    """`disk` or `disk:4GiB` → bytes by tier, None for a size that was not given. Raises
+    `InvalidRequest`."""
+    tiers: dict[str, int | None] = {}
+    for part in () if text is None else text.split(","):
+        name, colon, size = (word.strip() for word in part.partition(":"))
+        if name == "host":
+            raise InvalidRequest(
+                "kv_tiers names host: on a CPU the pool itself is the host's memory; give it more "
+                "with kv_tokens",
+                param="cache.kv_tiers",
+            )
+        if name != "disk":
+            raise InvalidRequest(
+                f"kv_tiers names {name!r}; there is: disk, or disk:SIZE as in disk:4GiB",
+                param="cache.kv_tiers",
+            )
+        if name in tiers:
+            raise InvalidRequest(f"kv_tiers names {name} twice", param="cache.kv_tiers")
+        tiers[name] = _parse_size(size) if colon else None
+    return tiers
+
+
+def _parse_size(text: str) -> int:
+    """`4GiB`, `500MB`, `1.5 tib` → bytes. Raises `InvalidRequest`."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise InvalidRequest(
+            f"kv_tiers has size {text!r}; it must be like 4GiB or 500MB", param="cache.kv_tiers"
+        )
+    number, prefix, binary = match.groups()
+    unit = (1024 if binary else 1000) ** ("KMGT".index(prefix.upper()) + 1)
+    return int(float(number) * unit)
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:,.2f} GiB"
+
+
+def _room_on_disk(folder: Path) -> int:
+    """Bytes that may be in `folder` in all. Raises `InvalidRequest` if it can be neither made nor
+    written to."""
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        problem = "may not be written to" if existing.is_dir() else "is not a folder"
+        raise InvalidRequest(
+            f"KV cannot be kept in {folder}: {existing} {problem}", param="cache.kv_tier_dir"
+        )
+    held = 0
+    for path in folder.glob("*/*"):
+        try:
+            held += path.stat().st_size
+        except OSError:
+            continue
+    return shutil.disk_usage(existing).free + held
 
 
 def _choose_threads(asked: int | None, hardware: Hardware) -> tuple[int, str]:
@@ -273,6 +384,15 @@ def check_ranges(asked: ServeConfig) -> None:
             f"{cache.page_size} it must be at least {least}: one token for each running request "
             "and a page",
             param="scheduler.max_step_tokens",
+        )
+    if "disk" not in parse_tiers(asked.cache.kv_tiers) and asked.cache.kv_tier_dir is not None:
+        raise InvalidRequest(
+            "kv_tier_dir is for a disk tier: ask for one with kv_tiers", param="cache.kv_tier_dir"
+        )
+    if asked.cache.kv_tiers is not None and asked.cache.disable_radix_cache:
+        raise InvalidRequest(
+            "kv_tiers keeps what requests share; disable_radix_cache lets them share nothing",
+            param="cache.kv_tiers",
         )
     if asked.server.port > 65_535:
         raise InvalidRequest(

@@ -64,7 +64,7 @@ def replay(
 def _summary(report: Report) -> list[tuple[str, str]]:
     header = report.header
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(header.started))
-    ended = "stopped in good order" if report.closed else "cut off: the server was killed, or runs"
+    ended = "stopped in good order" if report.drained else "then it was killed, or still ran"
     hits = report.cached_tokens / report.prompt_tokens if report.prompt_tokens else 0.0
     rows = [
         ("recorded", f"{started}, by Phloem {header.phloem}, {report.seconds:.1f} s; {ended}"),
@@ -77,6 +77,8 @@ def _summary(report: Report) -> list[tuple[str, str]]:
         mean = sum(ttft) / len(ttft)
         median, late = (ttft[max(0, -(-len(ttft) * percent // 100) - 1)] for percent in (50, 99))
         rows.append(("TTFT", f"mean {mean:.3f} s, p50 {median:.3f} s, p99 {late:.3f} s"))
+    if report.cut:
+        rows.append(("note", "the file ends in the middle of a record, which is left out"))
     if report.slips:
         rows.append(("note", f"{report.slips:,} calls read the clock unlike in the recording"))
     if report.problem is None:

@@ -31,6 +31,7 @@ from phloem.srt.messages import (
 from phloem.srt.scheduler.core import Scheduler, SchedulerLimits
 from phloem.srt.scheduler.events import EventStream
 from phloem.srt.scheduler.options import SchedulerProcessOptions
+from phloem.srt.scheduler.record import RecordingScheduler
 from phloem.srt.tier_messages import FromTier, StopTier, ToTier
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class SchedulerProcess:
             self.poller.register(self.lower.socket, zmq.POLLIN)
         if self.events.socket is not None:
             self.poller.register(self.events.socket, zmq.POLLIN)
+        self.recorder: RecordingScheduler | None = None
         self.last_heartbeat = 0.0
 
     def run(self) -> None:
@@ -92,23 +94,20 @@ class SchedulerProcess:
             if isinstance(reply, GrammarReady):
                 grammar = reply
         options = self.options
-        scheduler = Scheduler(
-            SchedulerLimits(
-                max_running=options.max_running,
-                max_waiting=options.max_waiting,
-                max_step_tokens=options.max_step_tokens,
-                request_timeout_s=options.request_timeout_s,
-                eviction_policy=options.eviction_policy,
-                schedule_policy=options.schedule_policy,
-                sharing=options.sharing,
-                page_size=options.page_size,
-                pin_share=options.pin_share,
-                itl_target_s=options.itl_target_s,
-                tenants=options.tenants,
-            ),
-            worker,
-            time.monotonic,
+        limits = SchedulerLimits(
+            max_running=options.max_running,
+            max_waiting=options.max_waiting,
+            max_step_tokens=options.max_step_tokens,
+            request_timeout_s=options.request_timeout_s,
+            eviction_policy=options.eviction_policy,
+            schedule_policy=options.schedule_policy,
+            sharing=options.sharing,
+            page_size=options.page_size,
+            pin_share=options.pin_share,
+            itl_target_s=options.itl_target_s,
+            tenants=options.tenants,
         )
+        scheduler = self._scheduler(limits, worker)
         startup = {f"worker {k}": v for k, v in worker.startup.items()}
         startup |= {f"grammar {k}": v for k, v in grammar.startup.items()}
         self.frontend.send(
@@ -121,6 +120,14 @@ class SchedulerProcess:
             )
         )
         return scheduler
+
+    def _scheduler(self, limits: SchedulerLimits, worker: WorkerReady) -> Scheduler:
+        record = self.options.record
+        if record is None:
+            return Scheduler(limits, worker, time.monotonic)
+        self.recorder = RecordingScheduler(limits, worker, time.monotonic, Path(record))
+        log.info("recording to %s", self.recorder.path)
+        return self.recorder
 
     def _timeout_ms(self, scheduler: Scheduler) -> int:
         """Until the next heartbeat or deadline, whichever is first."""
@@ -180,6 +187,8 @@ class SchedulerProcess:
             self.lower.send(StopTier())
             self.lower.close()
         self.events.close()
+        if self.recorder is not None:
+            self.recorder.close()
         self.worker.send(StopWorker())
         self.grammar.send(StopGrammar())
         for channel in (self.frontend, self.worker, self.grammar):

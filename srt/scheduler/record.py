@@ -22,6 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from phloem.srt.messages import (
+    Drained,
     FromGrammar,
     StepPlan,
     StepResult,
@@ -145,7 +146,7 @@ class RecordingScheduler(Scheduler):
         return fields | {"tenants": msgspec.to_builtins(tenants)}
 
     def close(self) -> None:
-        """End the recording in good order; the scheduler must not be used any more."""
+        """Write what is left; the scheduler must not be used any more."""
         self._writer.close()
 
     @contextmanager
@@ -161,6 +162,8 @@ class RecordingScheduler(Scheduler):
             self._writer.flush()
             raise
         self._write(record, before)
+        if self.draining and Drained() in self.to_frontend[before:]:
+            self._writer.flush()  # the process may be ended from now on
 
     def _write(self, record: Callable[[list[int], int], Call], before: int) -> None:
         self._writer.write(record(self._ticks.take(), len(self.to_frontend) - before))

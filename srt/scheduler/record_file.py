@@ -2,8 +2,8 @@
 
     b"PHLOEMR1", then records: length (4 bytes, little-endian), MessagePack of one `Record`
 
-The first record is a `Header`; a recording that was closed ends with `Closed`. What was being
-written when the process was killed is cut off in the middle and left out by the reader.
+The first record is a `Header`. What was being written when the process was killed is cut off in the
+middle; the reader leaves it out.
 """
 
 from __future__ import annotations
@@ -100,14 +100,10 @@ class Raised(Wire, frozen=True, tag="raised"):
     error: str
 
 
-class Closed(Wire, frozen=True, tag="closed"):
-    """The server was stopped in good order."""
-
-
 Call = Received | FromGrammarCame | FromTierCame | Applied | Expired | Planned
 """A call of the scheduler."""
 
-Record = Header | Call | Aliases | Raised | Closed
+Record = Header | Call | Aliases | Raised
 
 
 class RecordWriter:
@@ -146,9 +142,7 @@ class RecordWriter:
 
     def close(self) -> None:
         """Write what is left and close the file. May be called again."""
-        if self._file is not None:
-            self.write(Closed())
-            self.flush()
+        self.flush()
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -167,21 +161,33 @@ def _new_file(path: Path) -> tuple[Path, BinaryIO]:
     raise AssertionError("numbers do not end")
 
 
-def read_records(path: Path) -> Iterator[Record]:
-    """The whole records of a file. Raises `RecordingError` where it is damaged, `OSError` if it
-    cannot be read."""
-    decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
-    with path.open("rb") as file:
-        if file.read(len(MAGIC)) != MAGIC:
-            raise RecordingError(f"{path} is no recording of this version")
-        while len(head := file.read(4)) == 4:
-            size = int.from_bytes(head, "little")
-            at = file.tell()
-            if size > MAX_RECORD_BYTES:
-                raise RecordingError(f"{path} is damaged at byte {at}: a record of {size} bytes")
-            if len(data := file.read(size)) < size:
-                return
-            try:
-                yield decoder.decode(data)
-            except msgspec.DecodeError as error:
-                raise RecordingError(f"{path} is damaged at byte {at}: {error}") from error
+class RecordReader:
+    """Iterates over the whole records of a file. Raises `RecordingError` where it is damaged,
+    `OSError` if it cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.cut = False
+        """The file ends in the middle of a record."""
+
+    def __iter__(self) -> Iterator[Record]:
+        path = self._path
+        decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+        with path.open("rb") as file:
+            if file.read(len(MAGIC)) != MAGIC:
+                raise RecordingError(f"{path} is no recording of this version")
+            while head := file.read(4):
+                size = int.from_bytes(head, "little")
+                at = file.tell()
+                if size > MAX_RECORD_BYTES:
+                    raise RecordingError(
+                        f"{path} is damaged at byte {at}: a record of {size} bytes"
+                    )
+                data = file.read(size)
+                if len(head) < 4 or len(data) < size:
+                    self.cut = True
+                    return
+                try:
+                    yield decoder.decode(data)
+                except msgspec.DecodeError as error:
+                    raise RecordingError(f"{path} is damaged at byte {at}: {error}") from error

@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from phloem.radix import IntegrityError
-from phloem.srt.messages import Accepted, Failed, Submit, ToFrontend, Tokens
+from phloem.srt.messages import Accepted, Drained, Failed, Submit, ToFrontend, Tokens
 from phloem.srt.scheduler.core import Scheduler, SchedulerLimits
 from phloem.srt.scheduler.kv_check import KvCheck, KvViolation
 from phloem.srt.scheduler.record import plan_digest
@@ -24,7 +24,6 @@ from phloem.srt.scheduler.record_file import (
     Aliases,
     Applied,
     Call,
-    Closed,
     Expired,
     FromGrammarCame,
     FromTierCame,
@@ -33,7 +32,7 @@ from phloem.srt.scheduler.record_file import (
     Raised,
     Received,
     RecordingError,
-    read_records,
+    RecordReader,
 )
 from phloem.srt.scheduler.trace import TraceRequest
 from phloem.srt.tier_messages import FromTier, KvDropped, KvLoaded, TierReady
@@ -78,8 +77,10 @@ class Report:
     failed: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    closed: bool = False
-    """The recording has an end; otherwise the server was killed, or has not stopped yet."""
+    drained: bool = False
+    """The server was stopped in good order; otherwise it was killed, or runs."""
+    cut: bool = False
+    """The file ends in the middle of a record, which was left out."""
     slips: int = 0
     """Calls that read the clock another number of times than recorded: another Phloem wrote it."""
     problem: Problem | None = None
@@ -145,7 +146,7 @@ class Replay:
     def __init__(self, path: Path, *, check: bool = True) -> None:
         self._path = path
         self._check = check
-        header = next(read_records(path), None)
+        header = next(iter(RecordReader(path)), None)
         if not isinstance(header, Header):
             raise RecordingError(f"{path} has no header")
         try:
@@ -158,16 +159,17 @@ class Replay:
         self._tape.load(header.ticks)
         self.scheduler = Scheduler(limits, header.worker, self._tape)
         self._tape.unload()
-        self._begin = self._tape.now
         self._kv = KvCheck(header.worker.kv_slots, limits.page_size)
         self._keys: dict[bytes, bytes] = {}
+        self._begin: int | None = None
         self._requests: dict[str, Replayed] = {}
         self._refused: str | None = None
         self.report = Report(header)
 
     def run(self) -> Report:
         """Drive the scheduler to the end of the recording, or to the first problem."""
-        for record in read_records(self._path):
+        reader = RecordReader(self._path)
+        for record in reader:
             if isinstance(record, Aliases):
                 self._keys.update(record.keys)
         report, counters = self.report, self.scheduler.counters
@@ -178,23 +180,22 @@ class Replay:
                 report.problem = Problem(counters.steps_total, report.calls, str(error))
                 break
             report.calls += 1
+        report.cut = reader.cut
         report.steps = counters.steps_total
         report.preemptions = counters.preemptions_total
         report.failed = counters.failed_total
         report.prompt_tokens = counters.prompt_tokens_total
         report.cached_tokens = counters.cached_tokens_total
-        report.seconds = (self._tape.now - self._begin) / 1e9
+        report.seconds = (self._tape.now - (self._begin or self._tape.now)) / 1e9
         return report
 
     def _calls(self) -> Iterator[tuple[Call, Raised | None]]:
         """Calls, each with the error it ended in."""
         call: Call | None = None
-        for record in read_records(self._path):
+        for record in RecordReader(self._path):
             match record:
                 case Header() | Aliases():
                     continue
-                case Closed():
-                    self.report.closed = True
                 case Raised():
                     if call is not None:
                         yield call, record
@@ -224,8 +225,10 @@ class Replay:
         if raised is not None:
             raise _Diverged(f"the recording has {raised.error} here, the replay does not")
         self.report.slips += not self._tape.unload()
+        if self._begin is None:
+            self._begin = self._tape.now
         self._listen(call.sent)
-        if self._check and isinstance(call, Applied | Planned | FromTierCame):
+        if self._check and isinstance(call, Applied | FromTierCame):
             self._verify()
 
     def _call(self, call: Call) -> None:
@@ -308,6 +311,7 @@ class Replay:
 
     def _hear(self, message: ToFrontend) -> None:
         now = self._tape.now / 1e9
+        self.report.drained = self.report.drained or isinstance(message, Drained)
         if not isinstance(message, Accepted | Tokens | Failed):
             return
         if isinstance(message, Failed) and message.rid == self._refused:

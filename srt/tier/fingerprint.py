@@ -11,7 +11,10 @@ import os
 import platform
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
@@ -31,6 +34,7 @@ LAYOUT_VERSION = 1
 _HASHES = "hashes.json"
 _MOST_HASHES = 256
 _CHUNK = 4 << 20
+_NICENESS = 10
 _PARTS = ("config.json", "*.safetensors", "*.safetensors.index.json")
 
 
@@ -113,7 +117,7 @@ def content_hashes(files: Sequence[FileState], root: Path) -> list[str]:
         found = known.pop(file, None)
         if found is None:
             fresh = True
-            found = _hash(Path(file.path))
+            found = _hash_quietly(Path(file.path))
             _check_unchanged(file)
         known[file] = found  # now the newest
         hashes.append(found)
@@ -128,6 +132,19 @@ def _check_unchanged(file: FileState) -> None:
         raise TierError(f"{file.path} changed while it was being loaded")
 
 
+def _hash_quietly(path: Path) -> str:
+    """`_hash` in a thread that yields to those that compute, where threads have priorities."""
+
+    def work() -> str:
+        if sys.platform == "linux":
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        return _hash(path)
+
+    with ThreadPoolExecutor(1, "tier-hash") as pool:
+        return pool.submit(work).result()
+
+
 def _hash(path: Path) -> str:
     digest = blake2b()
     buffer = memoryview(bytearray(_CHUNK))
@@ -138,12 +155,12 @@ def _hash(path: Path) -> str:
 
 
 def _read_hashes(path: Path) -> dict[FileState, str]:
-    """Empty if there are none, or none that make sense."""
+    """Empty if there are none, or none that make sense. Raises `OSError`."""
     try:
         kept = msgspec.json.decode(path.read_bytes(), type=list[_Hash])
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         log.warning("%s is not used: %s", path, error)
         return {}
     return {entry.file: entry.hash for entry in kept}

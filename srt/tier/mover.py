@@ -1,7 +1,8 @@
 """Carries out the scheduler's orders: KV of whole blocks from the pool to the store and back.
 
-Loads go before saves, which wait in pieces of one block: a request that waits for its prefix is
-held up by one block's writing at most. Every order gets its one answer, whatever fails.
+Requests wait for loads, nobody waits for saves. So loads go first, held up by one block's writing
+at most, and between a block that was saved and the next one there is a rest, which leaves the cores
+to the threads that compute. Every order gets its one answer, whatever fails.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ log = logging.getLogger(__name__)
 
 COMMIT_BLOCKS = 64
 """Blocks saved, without a pause in between, before the index is written."""
+
+REST = 4.0
+"""How long to rest after a block that was saved, in times of what that took."""
+MOST_REST_SECONDS = 0.05
 
 WARNING_SECONDS = 60.0
 """Shortest time between two warnings that saving fails."""
@@ -55,6 +60,7 @@ class Mover:
         self._loads: deque[KvLoad] = deque()
         self._saves: deque[_Save] = deque()
         self._warned: float | None = None
+        self._rested_at = 0.0
 
     @property
     def idle(self) -> bool:
@@ -68,12 +74,20 @@ class Mover:
         else:
             self._saves.append(_Save(order))
 
-    def step(self) -> None:
-        """Do one load, or else one block of a save, if there are any. Never raises."""
+    def wait_seconds(self) -> float:
+        """When the next step has something to do, if there is something ordered."""
+        return 0.0 if self._loads else max(0.0, self._rested_at - self._clock())
+
+    def step(self, *, hurry: bool = False) -> None:
+        """Do one load, or else, when it is time or there is a `hurry`, one block of a save. Never
+        raises."""
         if self._loads:
             self._load(self._loads.popleft())
-        elif self._saves:
+        elif self._saves and (hurry or not self.wait_seconds()):
+            began = self._clock()
             self._save(self._saves[0])
+            now = self._clock()
+            self._rested_at = now + min(REST * (now - began), MOST_REST_SECONDS)
 
     def _load(self, order: KvLoad) -> None:
         good, corrupt = 0, []

@@ -3,15 +3,14 @@
     scheduler ──KvSave, KvLoad──▶ tier ──▶ disk         its own socket, its own thread: no step
     scheduler ◀─KvSaved, KvLoaded, KvDropped── tier     waits for it
 
-It yields to the threads that compute. Nothing that goes wrong here ends the worker: without a tier
+Nothing that goes wrong here ends the worker: without a tier
 everything is computed.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import sys
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
@@ -32,9 +31,6 @@ from phloem.srt.tier.store import DiskStore
 from phloem.srt.tier_messages import FromTier, StopTier, TierOff, TierReady, ToTier
 
 log = logging.getLogger(__name__)
-
-NICENESS = 10
-"""Of the thread, on Linux."""
 
 
 class TierThread:
@@ -57,12 +53,17 @@ class TierThread:
         self._files = files
         self._facts = facts
         self._thread = threading.Thread(target=self._run, name="tier", daemon=True)
+        self._opened = threading.Event()
         self._end = context.socket(zmq.PAIR)
         self._end_address = f"inproc://tier-end-{id(self):x}"
         self._end.bind(self._end_address)
 
     def start(self) -> None:
         self._thread.start()
+
+    def wait(self, seconds: float) -> None:
+        """Until the scheduler was told what there is, or `seconds` have passed."""
+        self._opened.wait(seconds)
 
     def stop(self) -> None:
         """Let it write what was ordered, and wait for its end."""
@@ -72,9 +73,6 @@ class TierThread:
         self._end.close(linger=0)
 
     def _run(self) -> None:
-        if sys.platform == "linux":
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         channel: Channel[FromTier, ToTier] = Channel(self._context, self._address, ToTier)
         end = self._context.socket(zmq.PAIR)
         end.connect(self._end_address)
@@ -87,6 +85,7 @@ class TierThread:
             except Exception as error:
                 log.exception("no KV is kept on disk any more")
                 channel.send(TierOff(f"{type(error).__name__}: {error}"))
+            self._opened.set()
 
     def _keep(self, channel: Channel[FromTier, ToTier], end: zmq.Socket[bytes]) -> None:
         """Open the store and serve from it. Raises what makes that impossible."""
@@ -104,6 +103,7 @@ class TierThread:
                     keys=b"".join(store.oldest_first()),
                 )
             )
+            self._opened.set()
             serve(channel, end, Mover(store, self._kv, channel.send))
 
 
@@ -114,7 +114,8 @@ def serve(channel: Channel[FromTier, ToTier], end: zmq.Socket[Any], mover: Mover
     poller.register(end, zmq.POLLIN)
     ending = False
     while not (ending and mover.idle):
-        ready = dict(poller.poll(None if mover.idle else 0))
+        wait = None if mover.idle else math.ceil(mover.wait_seconds() * 1000)
+        ready = dict(poller.poll(0 if ending else wait))
         if end in ready:
             end.recv()
             ending = True
@@ -123,4 +124,4 @@ def serve(channel: Channel[FromTier, ToTier], end: zmq.Socket[Any], mover: Mover
                 ending = True
             else:
                 mover.take(order)
-        mover.step()
+        mover.step(hurry=ending)

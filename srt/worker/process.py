@@ -39,6 +39,7 @@ from phloem.srt.messages import (
 from phloem.srt.models.base import Model
 from phloem.srt.models.loading import load
 from phloem.srt.tier.fingerprint import FileState, compute_facts, look_at
+from phloem.srt.tier.options import TierOptions
 from phloem.srt.worker.masks import MaskInbox
 from phloem.srt.worker.options import WorkerProcessOptions
 from phloem.srt.worker.runner import ModelRunner, StepHidden
@@ -52,6 +53,10 @@ log = logging.getLogger(__name__)
 MASK_TIMEOUT_SECONDS = 60.0
 """How long a step waits for its masks. The grammar process is watched and replaced by others;
 this only keeps a lost message from stopping the worker for ever."""
+
+TIER_SECONDS = 0.5
+"""How long the worker waits for its lower tier before it is ready itself, so that the first request
+finds what an earlier process kept. Longer takes a model that was never hashed before."""
 
 
 class Runner(Protocol):
@@ -229,19 +234,20 @@ def _computing_files(options: WorkerProcessOptions) -> list[FileState]:
 
 def _start_tier(
     options: WorkerProcessOptions,
+    tier_options: TierOptions,
     context: zmq.Context[zmq.Socket[bytes]],
     model: Model,
     files: Sequence[FileState],
-) -> TierThread | None:
-    """The thread of the lower tier, if there is to be one. `files` decide what `model` computes."""
-    if options.tier is None:
-        return None
+) -> TierThread:
+    """The thread of the lower tier, up if it comes up soon. `files` decide what `model`
+    computes."""
     from phloem.srt.tier.thread import TierThread
 
     facts = compute_facts(options.compute, model.config, model.kv_slot_bytes)
     address = f"ipc://{options.run_dir}/tier.sock"
-    tier = TierThread(context, address, options.tier, model, files, facts)
+    tier = TierThread(context, address, tier_options, model, files, facts)
     tier.start()
+    tier.wait(TIER_SECONDS)
     return tier
 
 
@@ -281,7 +287,10 @@ def main(options: WorkerProcessOptions, startup: dict[str, float]) -> None:
     run_dir = Path(options.run_dir)
     masks = MaskBuffer.open(run_dir / "masks", options.max_rows, config.vocab_size)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    tier = _start_tier(options, context, model, files)
+    tier = None
+    if options.tier is not None:
+        with _timed(startup, "tier"):
+            tier = _start_tier(options, options.tier, context, model, files)
     grammar: Channel[Never, StepMasks] = Channel(
         context, f"ipc://{run_dir}/masks.sock", StepMasks, kind=zmq.PULL, bind=True
     )

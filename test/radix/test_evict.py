@@ -349,6 +349,35 @@ def test_a_program_that_returns_lives_again() -> None:
     assert order(tree, [0, 1, 2]) == [0, 2, 1]
 
 
+def test_both_parts_of_a_split_path_are_the_program_s() -> None:
+    pool, tree = make(PROGRAM)
+    insert(pool, tree, [0] * 10, program="a")
+    use(tree, [0] * 5)
+    for left, first in ((10, 1), (5, 2)):
+        insert(pool, tree, [first] * 10)
+        tree.evict(10)
+        assert tree.match([first] * 11) == 0
+        assert tree.evictable == tree.match([0] * 11) == left
+        tree.evict(5)
+        tree.check()
+    assert tree.evictable == 0
+
+
+def test_what_another_adds_to_a_program_s_path_is_not_the_program_s() -> None:
+    pool, tree = make(PROGRAM)
+    other = tree.acquire([0] * 11)
+    insert(pool, tree, [0] * 10, program="a")
+    slots = pool.allocate(15)
+    assert tree.extend(other, [0] * 10, slots[:10]) == 10
+    tree.extend(other, [0] * 5, slots[10:])
+    tree.release(other)
+    insert(pool, tree, [1] * 10)
+    tree.evict(5)
+    assert gone(tree, [0, 1]) == []
+    tree.evict(10)
+    assert gone(tree, [0, 1]) == [1]
+
+
 def test_a_program_dies_when_enough_others_were_used_after_it() -> None:
     pool = SlotPool(4096)
     tree = RadixTree(pool, policy=PROGRAM, program_limit=2)

@@ -21,9 +21,12 @@ class Clock:
         return self.now
 
 
-def make(size: int = 1024, **options: int) -> tuple[SlotPool, RadixTree, Clock]:
+def make(
+    size: int = 1024, *, history_tokens: int | None = None, program_limit: int = 4096
+) -> tuple[SlotPool, RadixTree, Clock]:
     pool, clock = SlotPool(size), Clock()
-    return pool, RadixTree(pool, clock=clock, **options), clock
+    tree = RadixTree(pool, clock=clock, history_tokens=history_tokens, program_limit=program_limit)
+    return pool, tree, clock
 
 
 def insert(pool: SlotPool, tree: RadixTree, tokens: Sequence[int], namespace: str = "") -> None:
@@ -132,6 +135,18 @@ def test_an_eviction_before_a_flush_is_still_told() -> None:
     insert(pool, tree, [1, 2])
     assert reason(tree, [1, 2, 3, 4, 0]) == (MissReason.EVICTED, 2)
     assert reason(tree, [1, 2, 5, 0]) == (MissReason.FLUSHED, 1)
+
+
+def test_a_flush_before_an_eviction_is_still_told() -> None:
+    pool, tree, _ = make()
+    insert(pool, tree, [1, 2, 3, 4])
+    lease = tree.acquire([1, 2, 3, 4], limit=2)
+    assert tree.flush() == 2
+    tree.release(lease)
+    tree.evict(1)
+    assert reason(tree, [1, 2, 3, 4, 0]) == (MissReason.EVICTED, 3)
+    insert(pool, tree, [1, 2])
+    assert reason(tree, [1, 2, 3, 4, 0]) == (MissReason.FLUSHED, 2)
 
 
 def test_what_is_cached_again_is_no_longer_gone() -> None:
@@ -360,7 +375,7 @@ def _alive(tree: RadixTree, ghost: Ghost, fork: Fork) -> None:
     [
         (_unhooked, "there are none"),
         (_moved, "misfiled"),
-        (_beyond, "off edge"),
+        (_beyond, "off the edge"),
         (_filed, "one is misfiled"),
         (_cached, "one is cached"),
         (_counted, "count for"),

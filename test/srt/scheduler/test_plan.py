@@ -368,5 +368,5 @@ def test_four_times_the_pool_ends_without_an_error(harness: Build) -> None:
     for rid, prompt in prompts.items():
         assert h.replies[rid].tokens == h.expected(prompt, 30, eos=False)
     least = 64 * (20 + 29)
-    assert h.worker.computed <= 1.1 * least, "what preemption throws away is little"
+    assert h.worker.computed <= 1.2 * least, "what preemption throws away is little"
     assert steps <= 3 * 64 * 30 / (200 / 50), "rows are kept busy"

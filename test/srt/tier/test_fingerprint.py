@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -129,3 +131,20 @@ def test_the_list_does_not_grow_for_ever(
     assert len(hashed) == 6
     content_hashes(look_at(models[0]), tmp_path / "kv")
     assert hashed[6:] == ["0"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux")
+def test_hashing_yields_to_the_threads_that_compute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    seen: list[int] = []
+    monkeypatch.setattr(module, "_hash", lambda _: str(seen.append(niceness())))
+    before = niceness()
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"1")
+    content_hashes(look_at(model), tmp_path / "kv")
+    assert seen[0] > before
+    assert niceness() == before

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -12,7 +12,13 @@ import pytest
 from numpy.typing import NDArray
 
 from phloem.srt.tier.chain import BLOCK_TOKENS, KEY_BYTES
-from phloem.srt.tier.mover import COMMIT_BLOCKS, WARNING_SECONDS, Mover
+from phloem.srt.tier.mover import (
+    COMMIT_BLOCKS,
+    MOST_REST_SECONDS,
+    REST,
+    WARNING_SECONDS,
+    Mover,
+)
 from phloem.srt.tier.segment import FILE_BYTES, BlockFormat
 from phloem.srt.tier.store import DiskStore
 from phloem.srt.tier_messages import FromTier, KvDropped, KvLoad, KvLoaded, KvSave, KvSaved
@@ -32,10 +38,12 @@ class FakeKv:
     def __init__(self) -> None:
         self.rows = np.zeros((SLOTS, SLOT_BYTES), np.uint8)
         self.reads = 0
+        self.before_read: Callable[[], None] = lambda: None
 
     def read_kv(self, slots: Slots, out: NDArray[np.uint8]) -> None:
         self._check(slots)
         self.reads += 1
+        self.before_read()
         out[:] = self.rows[slots].reshape(-1)
 
     def write_kv(self, slots: Slots, data: NDArray[np.uint8]) -> None:
@@ -156,6 +164,32 @@ def test_loads_overtake_saves_after_the_block_in_hand(bench: Bench) -> None:
         KvSaved(saves[1], 1),
     ]
     assert bench.kv.reads == 5
+
+
+@pytest.mark.parametrize("seconds", [0.002, 10.0])
+def test_saves_rest_between_blocks_and_loads_do_not(bench: Bench, seconds: float) -> None:
+    def take_time() -> None:
+        bench.now += seconds
+
+    bench.kv.before_read = take_time
+    first = bench.save(1, 2, 3)
+    bench.mover.step()
+    rest = min(seconds * REST, MOST_REST_SECONDS)
+    assert bench.mover.wait_seconds() == pytest.approx(rest)
+    bench.now += rest * 0.9
+    bench.mover.step()  # not yet
+    assert bench.kv.reads == 1
+    load = bench.load(1)
+    assert bench.mover.wait_seconds() == 0
+    bench.mover.step()
+    assert bench.sent == [KvLoaded(load, 1)]
+    assert 0 < bench.mover.wait_seconds() < rest / 5
+    bench.now += rest * 0.11
+    assert bench.mover.wait_seconds() == 0
+    bench.mover.step()
+    assert bench.kv.reads == 2
+    bench.mover.step(hurry=True)
+    assert bench.sent[1:] == [KvSaved(first, 3)]
 
 
 def test_a_block_that_is_there_is_not_read_from_the_pool(bench: Bench) -> None:

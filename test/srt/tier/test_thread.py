@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,10 +14,11 @@ import zmq
 from numpy.typing import NDArray
 
 from phloem.srt.ipc import Channel, make_run_dir
+from phloem.srt.tier import fingerprint
 from phloem.srt.tier.chain import BLOCK_TOKENS, KEY_BYTES
 from phloem.srt.tier.fingerprint import look_at
 from phloem.srt.tier.options import TierOptions
-from phloem.srt.tier.thread import NICENESS, TierThread
+from phloem.srt.tier.thread import TierThread
 from phloem.srt.tier_messages import (
     FromTier,
     KvDropped,
@@ -261,14 +260,19 @@ def test_what_is_no_order_is_passed_over(start: Callable[..., Server]) -> None:
     assert answer.error == f"a key of 5 bytes, a block of {BLOCK_BYTES}"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="threads have a priority of their own on Linux")
-def test_it_yields_to_the_threads_that_compute(start: Callable[..., Server], kv: FakeKv) -> None:
+def test_one_may_wait_for_it(start: Callable[..., Server]) -> None:
+    """Until it has told what there is, or that there is nothing."""
+    for kind in (TierReady, TierOff):  # the second finds the folder taken
+        server = start()
+        server.thread.wait(20)
+        assert isinstance(server.channel.recv(2000), kind)
+
+
+def test_waiting_has_an_end(start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+    monkeypatch.setattr(fingerprint, "_hash", lambda _: str(go.wait(20)))
     server = start()
+    server.thread.wait(0.01)
+    assert server.channel.recv(0) is None
+    go.set()
     server.ready()
-    seen: list[int] = []
-    kv.before_read = lambda: seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    server.channel.send(KvSave(1, [key(1)], slots(1).tobytes()))
-    server.hear()
-    assert seen == [NICENESS]
-    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own
