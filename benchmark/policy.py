@@ -27,7 +27,7 @@ and writes that file.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, geometric_mean
@@ -45,7 +45,7 @@ from phloem.srt.scheduler.trace import TraceRequest, read_trace
 POLICIES = ("fair", "fcfs", "lpm", "dfs-weight", "random")
 FILE_SLOTS = 16384
 
-COLUMNS = (
+COLUMNS: tuple[tuple[str, str, Callable[[Outcome], float]], ...] = (
     ("hit %", "{:.1f}", lambda o: 100 * o.hit_rate),
     ("of opt.", "{:.1f}", lambda o: 100 * o.of_optimal),
     ("mean", "{:.2f}", lambda o: o.mean_ttft),

@@ -15,7 +15,7 @@ from time import perf_counter
 import msgspec
 import numpy as np
 import psutil
-from common import machine
+from common import Watch, machine
 from numpy.typing import NDArray
 
 from phloem.srt.attention.batch import AttentionBatch
@@ -88,13 +88,18 @@ def fit() -> Cost:
         context_length=CONTEXT,
     )
     steps = list(grid())
-    seconds = np.array([_time(model, step) for step in steps])
+    with Watch(None) as watch:
+        # round by round, so that what disturbs the machine for a while spoils no step altogether
+        rounds = np.array([[_time(model, step) for step in steps] for _ in range(1 + ROUNDS)])
+    seconds = rounds[1:].min(axis=0)
     sizes = np.array([features(step) for step in steps], float)
     weights = least_squares(sizes / seconds[:, None], np.ones(len(steps)))
     error = float(np.median(np.abs(sizes @ weights / seconds - 1)))
     where = f"{DEFAULT_MODEL}, {kv_dtype} KV, {threads} threads, {machine()['cpu']}"
-    rounded = [float(f"{weight:.3g}") for weight in weights]
-    return Cost(*rounded, fitted=f"{where}; median error {error:.0%}")
+    step, row, token, pair, kv = (float(f"{weight:.3g}") for weight in weights)
+    busy = f"{watch.other_cores:.1f} cores were busy with something else"
+    fitted = f"{where}; median error {error:.0%}; {busy}"
+    return Cost(step, row, token, pair, kv, fitted=fitted)
 
 
 def least_squares(sizes: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -121,10 +126,7 @@ def _time(model: CpuModel, step: Sequence[tuple[int, int]]) -> float:
     tokens = np.arange(sum(count for _, count in step)) % model.config.vocab_size
     batch = AttentionBatch([count for _, count in step], slots)
     ends = np.cumsum(batch.query_lens) - 1
-    times = []
-    for _ in range(1 + ROUNDS):
-        began = perf_counter()
-        hidden = model.forward(tokens.astype(np.int32), np.concatenate(positions), batch)
-        model.logits(np.ascontiguousarray(hidden[ends]))
-        times.append(perf_counter() - began)
-    return min(times[1:])
+    began = perf_counter()
+    hidden = model.forward(tokens.astype(np.int32), np.concatenate(positions), batch)
+    model.logits(np.ascontiguousarray(hidden[ends]))
+    return perf_counter() - began

@@ -44,6 +44,8 @@ def render_banner(
         ("threads", f"{resolved.threads}{_because(reasons, 'threads')}"),
         ("start-up", _startup(startup)),
     ]
+    if resolved.config.cache.kv_tiers is not None:
+        rows.insert(3, ("disk tier", reasons["kv_tiers"]))
     return "\n".join(
         [
             f"Phloem {version('phloem')} serves {card.name} at {url}",

@@ -341,6 +341,7 @@ class Scheduler:
 
     def tier(self, message: FromTier) -> None:
         self.ledger.tier.receive(message)
+        self._drained_if_empty()
 
     # ------------------------------------------------------------------ steps
 
@@ -546,7 +547,7 @@ class Scheduler:
         )
 
     def _drained_if_empty(self) -> None:
-        if self.draining and not self._by_rid:
+        if self.draining and not self._by_rid and self.ledger.tier.idle:
             self.to_frontend.append(Drained())
 
     def _flush_if_quiet(self) -> None:

@@ -16,7 +16,16 @@ from numpy.typing import NDArray
 from phloem.srt.messages import RowPlan, StepPlan
 from phloem.srt.scheduler.plan import Work
 from phloem.srt.tier.chain import block_keys
-from phloem.srt.tier_messages import FromTier, KvLoad, KvLoaded, KvSave, KvSaved, TierReady, ToTier
+from phloem.srt.tier_messages import (
+    FromTier,
+    KvLoad,
+    KvLoaded,
+    KvSave,
+    KvSaved,
+    TierOff,
+    TierReady,
+    ToTier,
+)
 
 Entries = NDArray[np.int64]
 _NOTHING = -1
@@ -139,5 +148,8 @@ class KvCheck:
                     self._held[slots] = _NOTHING
                     for key, block in zip(load.keys[:good], slots[:good], strict=True):
                         self._held[block] = self._blocks.get(key, _NOTHING)
+            case TierOff():
+                self._orders.clear()
+                self._blocks.clear()
             case _:
                 return

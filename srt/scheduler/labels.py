@@ -34,7 +34,7 @@ from phloem.srt.messages import (
     Watch,
 )
 from phloem.srt.questions import AskExplain, AskPolicy, AskStats, AskTree, Pin, Unpin
-from phloem.srt.tier_messages import FromTier, KvDropped, KvLoaded, KvSaved, TierReady
+from phloem.srt.tier_messages import FromTier, KvDropped, KvLoaded, KvSaved, TierOff, TierReady
 
 LABELS = (1 << 31) - 1
 """Labels are smaller than this: what a replay takes for the vocabulary's size."""
@@ -197,6 +197,8 @@ class Labels:
                 return KvDropped([self.key(key) for key in keys])
             case KvSaved():
                 return replace(message, error=None if message.error is None else _HIDDEN)
+            case TierOff():
+                return TierOff(_HIDDEN)
 
     def result(self, result: StepResult, tokens: list[int]) -> StepResult:
         """A step's result with `tokens`, one a row, in place of what was sampled."""

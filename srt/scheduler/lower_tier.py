@@ -25,6 +25,7 @@ from phloem.srt.tier_messages import (
     KvLoaded,
     KvSave,
     KvSaved,
+    TierOff,
     TierReady,
     ToTier,
 )
@@ -36,7 +37,7 @@ MAX_RESTORES = 2
 """Times that blocks are fetched for one request: what is evicted again at once is computed."""
 
 SAVING_SHARE = 8
-"""One in so many slots may be held for being written; what ends beyond that is not kept."""
+"""One in so many slots may be held for being written; what is beyond that is not kept."""
 
 
 @dataclass
@@ -101,6 +102,18 @@ class LowerTier:
             case KvDropped(keys):
                 for key in keys:
                     self._stored.pop(key, None)
+            case TierOff(reason):
+                self._is_off(reason)
+
+    def _is_off(self, reason: str) -> None:
+        """There is no tier any more: what was ordered has failed."""
+        log.warning("KV is kept in memory only: %s", reason)
+        for order in list(self._loads):
+            self._is_loaded(KvLoaded(order, 0))
+        for order in list(self._saves):
+            self._is_saved(KvSaved(order, 0))
+        self._ready = None
+        self._stored.clear()
 
     def use(self) -> TierUse | None:
         if self._ready is None:
@@ -204,25 +217,32 @@ class LowerTier:
 
     def keep(self, lease: Lease) -> None:
         """Take over the lease of a request that left: blocks of its path that the tier lacks are
-        written while the lease holds them, then it is released."""
+        written while a lease holds them, as many from the front as may be held at once."""
         if self._ready is None:
             self._tree.release(lease)
             return
         size = self._ready.block_tokens
-        keys = block_keys(lease.tokens(), lease.namespace, size)
+        tokens = lease.tokens()
+        keys = block_keys(tokens, lease.namespace, size)
         missing = [i for i, k in enumerate(keys) if k not in self._stored and k not in self._saving]
-        count = len(missing) * size
-        if not missing or self._saving_tokens + lease.length > self._pool.capacity // SAVING_SHARE:
-            self._dropped += count
+        room = (self._pool.capacity // SAVING_SHARE - self._saving_tokens) // size
+        chosen = [i for i in missing if i < room]
+        self._dropped += (len(missing) - len(chosen)) * size
+        if not chosen:
             self._tree.release(lease)
             return
+        end = (chosen[-1] + 1) * size
+        if end < lease.length:
+            shorter = self._tree.acquire(tokens, lease.namespace, end)
+            self._tree.release(lease)
+            lease = shorter
         path = lease.slots()
-        slots = [slot for i in missing for slot in path[i * size : (i + 1) * size]]
-        chosen = [keys[i] for i in missing]
-        self._saving.update(chosen)
+        slots = [slot for i in chosen for slot in path[i * size : (i + 1) * size]]
+        names = [keys[i] for i in chosen]
+        self._saving.update(names)
         self._saving_tokens += lease.length
-        self._saves[self._next_order] = _Save(lease, chosen, count)
-        self._order(KvSave(self._next_order, chosen, pack(slots)))
+        self._saves[self._next_order] = _Save(lease, names, len(chosen) * size)
+        self._order(KvSave(self._next_order, names, pack(slots)))
 
     def _is_saved(self, message: KvSaved) -> None:
         save = self._saves.pop(message.order)
@@ -232,8 +252,6 @@ class LowerTier:
         self._stored.update(dict.fromkeys(save.keys[: message.stored]))
         self._saved += message.stored * self._ready.block_tokens
         self._dropped += (len(save.keys) - message.stored) * self._ready.block_tokens
-        if message.error is not None:
-            log.warning("KV was not kept: %s", message.error)
         self._tree.release(save.lease)
 
     def _order(self, message: KvSave | KvLoad) -> None:

@@ -64,8 +64,6 @@ class SchedulerProcess:
         self.poller = zmq.Poller()
         for channel in (self.frontend, self.worker, self.grammar):
             self.poller.register(channel.socket, zmq.POLLIN)
-        if self.lower is not None:
-            self.poller.register(self.lower.socket, zmq.POLLIN)
         if self.events.socket is not None:
             self.poller.register(self.events.socket, zmq.POLLIN)
         self.recorder: RecordingScheduler | None = None
@@ -108,6 +106,10 @@ class SchedulerProcess:
             tenants=options.tenants,
         )
         scheduler = self._scheduler(limits, worker)
+        if (
+            self.lower is not None
+        ):  # read from now on, so that polling does not return for it before
+            self.poller.register(self.lower.socket, zmq.POLLIN)
         startup = {f"worker {k}": v for k, v in worker.startup.items()}
         startup |= {f"grammar {k}": v for k, v in grammar.startup.items()}
         self.frontend.send(

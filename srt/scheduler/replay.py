@@ -186,7 +186,8 @@ class Replay:
         report.failed = counters.failed_total
         report.prompt_tokens = counters.prompt_tokens_total
         report.cached_tokens = counters.cached_tokens_total
-        report.seconds = (self._tape.now - (self._begin or self._tape.now)) / 1e9
+        if self._begin is not None:
+            report.seconds = (self._tape.now - self._begin) / 1e9
         return report
 
     def _calls(self) -> Iterator[tuple[Call, Raised | None]]:
@@ -225,7 +226,7 @@ class Replay:
         if raised is not None:
             raise _Diverged(f"the recording has {raised.error} here, the replay does not")
         self.report.slips += not self._tape.unload()
-        if self._begin is None:
+        if self._begin is None and call.ticks:
             self._begin = self._tape.now
         self._listen(call.sent)
         if self._check and isinstance(call, Applied | FromTierCame):

@@ -56,7 +56,7 @@ class Mover:
         self._send = send
         self._clock = clock
         self._block = np.empty(BLOCK_TOKENS * kv.kv_slot_bytes, np.uint8)
-        self._bytes = memoryview(self._block)
+        self._bytes = self._block.data
         self._loads: deque[KvLoad] = deque()
         self._saves: deque[_Save] = deque()
         self._warned: float | None = None

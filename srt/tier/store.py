@@ -104,9 +104,8 @@ class DiskStore:
             self._forget(self._take_rows(rows))
             for segment in self._segments.values():
                 segment.used = used.get(segment.number, 0)
-                if not segment.used:
-                    self._use(segment)  # it is younger than the index
-                self._adopt(segment)
+                if self._adopt(segment) or not segment.used:
+                    self._use(segment)  # later than the index knows
             if self._segments:
                 newest = self._segments[max(self._segments)]
                 self._forget(_misplaced(newest))
@@ -175,8 +174,9 @@ class DiskStore:
             self._homes[key] = segment
         return wrong
 
-    def _adopt(self, segment: Segment) -> None:
-        """Enter what was written after the index was."""
+    def _adopt(self, segment: Segment) -> bool:
+        """Enter what was written after the index was; False if there is nothing."""
+        known = len(segment.keys)
         last = max(segment.keys.values(), default=None)
         since = FILE_BYTES if last is None else last + self._form.record_bytes
         for offset, key in segment.records(since):
@@ -184,6 +184,7 @@ class DiskStore:
                 segment.keys[key] = offset
                 self._homes[key] = segment
                 self._index.add(key, segment.number, offset)
+        return len(segment.keys) > known
 
     # ------------------------------------------------------------------ blocks
 

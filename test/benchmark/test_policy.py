@@ -255,8 +255,13 @@ def test_the_command_compares_and_writes_json(
 
 def test_load_stretches_the_arrivals(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half the load is twice the time."""
-    seen = []
-    monkeypatch.setattr(policy, "compare", lambda case, *_: seen.append(case.requests) or [])
+    seen: list[list[TraceRequest]] = []
+
+    def note(case: policy.Case, *_: object) -> list[object]:
+        seen.append(case.requests)
+        return []
+
+    monkeypatch.setattr(policy, "compare", note)
     for load in ("0.5", "1.0"):
         policy.main(["judge", "--online", "--load", load])
     last = [max(request.arrival for request in requests) for requests in seen]

@@ -59,9 +59,9 @@ def recorded(
     """Schedulers that the harness makes record; these are they."""
     schedulers: list[RecordingScheduler] = []
 
-    def make(*arguments: Any) -> RecordingScheduler:
+    def make(limits: Any, worker: Any, clock: Any) -> RecordingScheduler:
         path = tmp_path / f"{len(schedulers)}.rec"
-        schedulers.append(RecordingScheduler(*arguments, path))
+        schedulers.append(RecordingScheduler(limits, worker, clock, path))
         return schedulers[-1]
 
     monkeypatch.setitem(harness.__globals__, "Scheduler", make)
@@ -141,7 +141,7 @@ def private(harness: Build, recorded: list[RecordingScheduler]) -> tuple[Path, l
     rid, tenant, namespace, program, pin, pattern = NAMES
     rng = random.Random(5)
     h = harness(vocab_size=60_000, pin_share=0.5, kv_slots=600, block_tokens=4)
-    prompts = []
+    prompts: list[list[int]] = []
     for index in range(12):
         base = prompts[-1] if prompts and index % 2 else []
         prompts.append([*base, *(rng.randrange(60_000) for _ in range(20))])
@@ -449,10 +449,12 @@ def test_the_trace_of_a_recording_is_what_came_in(
             h.run()
     h.run()
     recorded[0].close()
-    trace = list(replayed(recorded[0].path).trace())
+    report = replayed(recorded[0].path)
+    trace = list(report.trace())
     accepted = {rid: reply for rid, reply in h.replies.items() if reply.accepted}
     assert 3 < len(trace) == len(accepted) < 12
     assert len({request.tenant for request in trace}) == 1 and trace[0].tenant != "t"
+    assert report.seconds == pytest.approx(h.clock.now)
     assert trace[0].arrival == 0.0 and trace[0].priority == 2
     assert [r.arrival for r in trace] == sorted(r.arrival for r in trace)
     for request, reply in zip(trace, accepted.values(), strict=True):
