@@ -63,6 +63,7 @@ check-native: install
 	LD_PRELOAD="$(PRELOADED)" ASAN_OPTIONS=detect_leaks=0 \
 		PHLOEM_NATIVE_LIBRARY=$(SANITIZED)/libphloem.so $(BIN)/pytest --capture=sys \
 		test/contract/test_cpu_kernels.py test/contract/test_cpu_attention.py \
+		test/contract/test_kv_access.py \
 		test/srt/models/test_cpu_model.py -k "not depend and not bfloat16" $(ARGS)
 
 bench: install
