@@ -29,8 +29,9 @@ from phloem.srt.bench.workloads import TextSource, Turn
 
 OVER_CAPACITY = 4
 GOAL = 0.9
-SETTLE = 0.2
-"""Share of a stage that passes before it is measured."""
+GENERATIONS, SETTLE = 4, 0.4
+"""How many answers of each client a stage lasts for at least, and the share of it that passes
+before it is measured: at first all clients' prompts come at once."""
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,17 +61,22 @@ class Ramp:
         self._client = ChatClient(http, url, "model")
         self._text = TextSource(arguments.seed)
         self._numbers = count()
+        self._best = 0.0  # tokens a second, of the stages so far
 
     async def stage(self, clients: int) -> Stage:
         calls: list[Call] = []
         before = await self._preemptions()
+        seconds = self._arguments.seconds
+        if self._best:
+            seconds = max(seconds, GENERATIONS * clients * self._arguments.output / self._best)
         began = time.perf_counter()
-        end = began + self._arguments.seconds
+        end = began + seconds
         async with asyncio.TaskGroup() as group:
             for _ in range(clients):
                 group.create_task(self._ask_until(end, calls))
-        start = began + SETTLE * self._arguments.seconds
+        start = began + SETTLE * seconds
         pieces = sum(start <= at < end for call in calls for at in call.pieces)
+        self._best = max(self._best, pieces / (end - start))
         failed = [call.error for call in calls if call.error is not None]
         ttft = [1000 * (call.pieces[0] - call.start) for call in calls if call.pieces]
         each = self._arguments.prompt + self._arguments.output
@@ -138,7 +144,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--kv-tokens", type=int, default=4096, help="slots of the server")
     parser.add_argument("--prompt", type=int, default=96, help="tokens of each prompt, about")
     parser.add_argument("--output", type=int, default=160, help="tokens of each answer")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each stage")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each stage at least")
     parser.add_argument("--max-running", type=int, default=64, help="rows of the server")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the stages here")

@@ -10,10 +10,22 @@ machine's, and a few steps outweigh it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 FORGETTING = 0.995
 """Weight that a step keeps with each further one: the last two hundred count."""
+
+FIRST_STEPS, DECODE_SAMPLE = 64, 16
+"""After so many steps only one in so many of those that just decode is learnt from: they are alike,
+and what the rare steps with a prompt taught would be forgotten over them."""
+
+SURPRISE, SURPRISE_SECONDS = 3.0, 0.02
+"""A step is believed to have taken at most so many times what was expected, and so much: one that
+met a page fault or another process should not outweigh those that did not."""
+
+SMALL_STEP = 16
+"""Tokens that a step may have before anything is known."""
 
 _UNITS = (1.0, 1e-1, 1e-2, 1e-5)
 """Scale of each feature, so that all are about one in a step that counts."""
@@ -21,10 +33,10 @@ _UNITS = (1.0, 1e-1, 1e-2, 1e-5)
 _INITIAL_MS = (2.0, 2.0, 50.0, 20.0)
 """Milliseconds a unit before anything was seen: 0.5 ms a token of a prompt."""
 
-_DOUBT = 1e4
-"""Variance of the initial weights."""
+_DOUBT = 1e2
+"""Variance of the initial weights, in units of that of a step: ten times as uncertain."""
 
-_LARGEST = 1e6
+_LARGEST = 1e3
 """Bound of the covariance, so that forgetting does not blow up what the steps never excite."""
 
 
@@ -48,8 +60,8 @@ class StepCost:
     def __init__(self) -> None:
         self._weights = [value / 1000 for value in _INITIAL_MS]
         self._covariance = [[_DOUBT * (i == j) for j in range(4)] for i in range(4)]
-        self.steps = 0
-        """Steps learnt from."""
+        self._seen = 0
+        self._largest = 0
 
     @property
     def token_seconds(self) -> float:
@@ -58,28 +70,37 @@ class StepCost:
 
     def seconds(self, size: StepSize) -> float:
         """Time a step of this size is expected to take."""
-        # Not clipped while learning, which would make the error of a weight the others' for good.
-        used = zip(self._weights, _features(size), strict=True)
-        return sum(max(0.0, weight) * feature for weight, feature in used)
+        return max(0.0, self._sum(_features(size)))
+
+    def _sum(self, features: Sequence[float]) -> float:
+        # Weights that always appear together (a constant, and as many rows in each step) are known
+        # only together: one may be negative, and none is clipped before the sum is taken.
+        return sum(w * x for w, x in zip(self._weights, features, strict=True))
 
     def learn(self, size: StepSize, seconds: float) -> None:
         """A step of this size took `seconds`."""
+        self._seen += 1
+        self._largest = max(self._largest, size.tokens)
+        if size.tokens == size.rows and self._seen > FIRST_STEPS and self._seen % DECODE_SAMPLE:
+            return
         x = _features(size)
         p = self._covariance
         gained = [sum(row[j] * x[j] for j in range(4)) for row in p]
         scale = FORGETTING + sum(x[i] * gained[i] for i in range(4))
-        error = seconds - sum(w * v for w, v in zip(self._weights, x, strict=True))
+        expected = self._sum(x)
+        error = min(seconds, SURPRISE * max(0.0, expected) + SURPRISE_SECONDS) - expected
         gain = [g / scale for g in gained]
         self._weights = [w + g * error for w, g in zip(self._weights, gain, strict=True)]
         grow = 1 / FORGETTING if max(p[i][i] for i in range(4)) < _LARGEST else 1.0
         self._covariance = [
             [(p[i][j] - gain[i] * gained[j]) * grow for j in range(4)] for i in range(4)
         ]
-        self.steps += 1
 
     def chunk_within(self, seconds: float, base: StepSize, start: int, largest: int) -> int:
         """The most tokens (at most `largest`) of a prompt, `start` of which are there already, that
-        a step of `base` may take on top and still be done in `seconds`; 0 when there is none."""
+        a step of `base` may take on top and still be done in `seconds`; 0 when there is none.
+        Never more than twice what a step had before, so that a wrong guess is found out in time."""
+        largest = min(largest, 2 * max(self._largest, SMALL_STEP))
         per_token, per_pair = (max(0.0, self._weights[i]) * _UNITS[i] for i in (2, 3))
         left = seconds - self.seconds(StepSize(base.rows + 1, base.tokens, base.pairs))
         if left <= 0:

@@ -132,7 +132,11 @@ class History:
         self.delay = rng.choice([0.1, 0.5, 0.9]) if self.h.lower is not None else 1.0
         self.mirror = TreeMirror(page) if rng.random() < 0.5 else None
         self.watch()
-        self.events = [
+        self.events = self.weighted_events()
+
+    def weighted_events(self) -> list[Callable[[], object]]:
+        """What may happen, each as often as it should."""
+        return [
             event
             for weight, event in (
                 (90, self.submit),

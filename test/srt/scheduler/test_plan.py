@@ -104,7 +104,7 @@ def plan(
     itl_target: float | None = None,
     page_size: int = 1,
 ) -> Decision:
-    budget = Budget(tokens, rows, cost or StepCost(), itl_target)
+    budget = Budget(tokens, rows, cost or untaught(), itl_target)
 
     def once() -> Decision:
         view = View(
@@ -127,9 +127,16 @@ def work(decision: Decision) -> list[tuple[int, int, int]]:
     return [(w.request.uid, w.start, w.count) for w in decision.work]
 
 
+def untaught() -> StepCost:
+    """What a step takes by default; it has met a large one, so chunks are not held back for that."""
+    cost, large = StepCost(), StepSize(1, 4096, 0)
+    cost.learn(large, cost.seconds(large))
+    return cost
+
+
 def taught() -> StepCost:
     """2 ms a step, 1 ms a row, 0.1 ms a token."""
-    cost = StepCost()
+    cost = untaught()
     for _ in range(30):
         for rows, tokens, pairs in ((1, 1, 50), (4, 4, 900), (2, 200, 30_000), (9, 60, 5_000)):
             cost.learn(StepSize(rows, tokens, pairs), 0.002 + 0.001 * rows + 0.0001 * tokens)
