@@ -128,7 +128,7 @@ def work(decision: Decision) -> list[tuple[int, int, int]]:
 
 
 def untaught() -> StepCost:
-    """What a step takes by default; it has met a large one, so chunks are not held back for that."""
+    """What a step takes by default, after a large one: chunks are not held back for want of it."""
     cost, large = StepCost(), StepSize(1, 4096, 0)
     cost.learn(large, cost.seconds(large))
     return cost
@@ -136,9 +136,10 @@ def untaught() -> StepCost:
 
 def taught() -> StepCost:
     """2 ms a step, 1 ms a row, 0.1 ms a token."""
-    cost = untaught()
-    for _ in range(30):
-        for rows, tokens, pairs in ((1, 1, 50), (4, 4, 900), (2, 200, 30_000), (9, 60, 5_000)):
+    sizes = (1, 1, 50), (4, 4, 900), (2, 200, 30_000), (9, 60, 5_000), (1, 4096, 8_000)
+    cost = StepCost()
+    for _ in range(100):
+        for rows, tokens, pairs in sizes:
             cost.learn(StepSize(rows, tokens, pairs), 0.002 + 0.001 * rows + 0.0001 * tokens)
     return cost
 
