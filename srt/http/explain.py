@@ -111,7 +111,7 @@ def _matched(answer: CacheExplanation, total: int) -> str:
 def _why(answer: CacheExplanation, around: Around) -> str:
     match answer.reason:
         case MissReason.WHOLE:
-            return "all that can, since the last token is always computed"
+            return "all that can: the last token is always computed, and pages are shared whole"
         case MissReason.NEVER_SEEN:
             return "nothing that follows was cached, as far as is remembered"
         case MissReason.OTHER_TOKEN:
