@@ -148,7 +148,7 @@ class Scheduler:
         self.counters = Counters()
         self.to_frontend: list[ToFrontend] = []
         self.grammars = Grammars()
-        self.draining = False
+        self.draining = self._drained = False
         self.watched = False
         """Whether the frontend wants to hear of changes of the tree."""
         self._by_rid: dict[str, Request] = {}
@@ -547,7 +547,8 @@ class Scheduler:
         )
 
     def _drained_if_empty(self) -> None:
-        if self.draining and not self._by_rid and self.ledger.tier.idle:
+        if self.draining and not self._drained and not self._by_rid and self.ledger.tier.idle:
+            self._drained = True
             self.to_frontend.append(Drained())
 
     def _flush_if_quiet(self) -> None:
