@@ -5,16 +5,13 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
-from peers import PEERS, Command, Running, Setting, running
+from peers import Running, Setting, running
 
 from phloem.srt.config import DEFAULT_MODEL
 from phloem.srt.hub import resolve_model
-
-_NAME = "phloem, with flags"
 
 
 @contextmanager
@@ -23,13 +20,6 @@ def own_server(
 ) -> Iterator[Running]:
     """Start a server of `model` (None: the default one) with `flags`, and end it afterwards. Its
     output goes to `log`. Raises `PeerFailed` if it does not come up."""
-
-    plain = PEERS["phloem"]
-
-    def command(setting: Setting, port: int) -> Command:
-        started = plain(setting, port)
-        return replace(started, arguments=[*started.arguments, *flags])
-
     setting = Setting(
         model=model or resolve_model(DEFAULT_MODEL).path,
         model_folder=None,
@@ -38,8 +28,7 @@ def own_server(
     )
     with tempfile.TemporaryDirectory(prefix="phloem-bench-") as folder:
         output = log or Path(folder) / "server.log"
-        PEERS[_NAME] = command
-        with running(_NAME, setting, output) as server:
+        with running("phloem", setting, output, flags) as server:
             yield server
 
 

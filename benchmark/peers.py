@@ -15,7 +15,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,8 +140,9 @@ class Running:
 
 
 @contextmanager
-def running(name: str, setting: Setting, log: Path) -> Iterator[Running]:
-    """Start peer `name`, wait until it is ready, and end it afterwards; its output goes to `log`.
+def running(name: str, setting: Setting, log: Path, flags: Sequence[str] = ()) -> Iterator[Running]:
+    """Start peer `name`, with `flags` after its own, wait until it is ready, and end it
+    afterwards; its output goes to `log`.
 
     Raises `NotInstalled` or `PeerFailed`.
     """
@@ -152,7 +153,7 @@ def running(name: str, setting: Setting, log: Path) -> Iterator[Running]:
     began = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command.arguments,
+            [*command.arguments, *flags],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

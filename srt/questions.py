@@ -1,11 +1,14 @@
 """What the scheduler can be asked about its cache and its order, and what it answers.
 
-A question has an id and gets exactly one answer with that id. Token ids travel packed.
+A question has an id and gets exactly one answer with that id. Token ids travel packed. Parts of an
+answer that HTTP replies have as they are (`…Use`, `Elsewhere`) are objects with named fields.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
+
+import msgspec
 
 from phloem.srt.errors import ErrorInfo
 from phloem.srt.wire import Wire
@@ -83,7 +86,7 @@ class Refused(Wire, frozen=True, tag="refused"):
     error: ErrorInfo
 
 
-class NamespaceUse(Wire, frozen=True):
+class NamespaceUse(msgspec.Struct, frozen=True, gc=False):
     """One namespace's share of the tree. `tokens` counts locked ones in."""
 
     namespace: str
@@ -91,7 +94,7 @@ class NamespaceUse(Wire, frozen=True):
     nodes: int
 
 
-class TenantUse(Wire, frozen=True):
+class TenantUse(msgspec.Struct, frozen=True, gc=False):
     """One tenant's place. `slots` are those its running requests hold, shared ones counted for
     each; `served` are weighted tokens, what fair shares compare."""
 
@@ -104,7 +107,7 @@ class TenantUse(Wire, frozen=True):
     served: float
 
 
-class PinUse(Wire, frozen=True):
+class PinUse(msgspec.Struct, frozen=True, gc=False):
     """`expires_s` from now, None for never."""
 
     name: str
@@ -113,7 +116,7 @@ class PinUse(Wire, frozen=True):
     expires_s: float | None
 
 
-class TierUse(Wire, frozen=True):
+class TierUse(msgspec.Struct, frozen=True, gc=False):
     """A tier below the pool. Blocks hold `block_tokens` tokens each."""
 
     tier: str
@@ -197,7 +200,7 @@ class MissReason(StrEnum):
     LIMITED = "limited"  # there is more, but the request asked for logits of these tokens
 
 
-class Elsewhere(Wire, frozen=True):
+class Elsewhere(msgspec.Struct, frozen=True, gc=False):
     """What another namespace has of the same prompt."""
 
     namespace: str

@@ -7,17 +7,22 @@ from collections.abc import Sequence
 
 import msgspec
 
+from phloem.radix import events
+
 
 def pack(values: Sequence[int]) -> bytes:
     """Token ids or slots → packed little-endian int32."""
-    return array("i", values).tobytes()
+    return events.pack(array("i", values))
+
+
+def unpack_array(data: bytes) -> array[int]:
+    """Inverse of `pack`, as the tree takes it."""
+    return events.unpack(data)
 
 
 def unpack(data: bytes) -> list[int]:
     """Inverse of `pack`."""
-    values = array("i")
-    values.frombytes(data)
-    return values.tolist()
+    return unpack_array(data).tolist()
 
 
 class Wire(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from phloem.srt.http.protocol import Count, Message, RequestId, Seconds, ToolSpec
+from phloem.srt.questions import Elsewhere, NamespaceUse, PinUse, TenantUse, TierUse
 
 MAX_NODES: Final = 1000
 
@@ -81,41 +82,6 @@ class TenantQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 # --------------------------------------------------------------------------- replies
 
 
-class NamespaceUse(msgspec.Struct, frozen=True, kw_only=True):
-    namespace: str
-    tokens: int
-    nodes: int
-
-
-class TenantUse(msgspec.Struct, frozen=True, kw_only=True):
-    tenant: str
-    weight: float
-    running: int
-    waiting: int
-    slots: int
-    quota: int | None
-    served: float
-
-
-class PinUse(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    namespace: str
-    tokens: int
-    expires_s: float | None
-
-
-class TierUse(msgspec.Struct, frozen=True, kw_only=True):
-    tier: str
-    block_tokens: int
-    blocks: int
-    bytes: int
-    limit_bytes: int
-    saved_tokens_total: int
-    loaded_tokens_total: int
-    dropped_tokens_total: int
-    corrupt_blocks_total: int
-
-
 class StatsReply(msgspec.Struct, frozen=True, kw_only=True):
     capacity: int
     free: int
@@ -180,11 +146,6 @@ class Eviction(msgspec.Struct, frozen=True, kw_only=True):
     seconds_ago: float | None
     rid: str | None
     tenant: str | None
-
-
-class Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
-    namespace: str
-    matched: int
 
 
 class ExplainReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from phloem.srt.generation import EngineClient
-from phloem.srt.http.cache_protocol import Around, Elsewhere, Eviction, ExplainReply
+from phloem.srt.http.cache_protocol import Around, Eviction, ExplainReply
 from phloem.srt.questions import CacheExplanation, MissReason
 from phloem.srt.tenants import Tenant, unscoped
 from phloem.srt.wire import unpack
@@ -41,7 +41,7 @@ async def explain_reply(
         branches=known.branches,
         evicted=_eviction(known),
         restorable_tokens=known.restorable,
-        elsewhere=[Elsewhere(namespace=e.namespace, matched=e.matched) for e in known.elsewhere],
+        elsewhere=known.elsewhere,
         at_admission=known.at_admission,
     )
 

@@ -37,7 +37,7 @@ from phloem.srt.scheduler.past import Past
 from phloem.srt.scheduler.queue import WaitingQueue
 from phloem.srt.scheduler.request import Request
 from phloem.srt.scheduler.tenants import Shares
-from phloem.srt.wire import pack
+from phloem.srt.wire import pack, unpack_array
 
 SHOWN_NAMESPACES = 100
 """Namespaces listed in the statistics, and looked into for a prompt that missed."""
@@ -71,7 +71,7 @@ class Answers:
                 return self._explain(question, requests)
             case Pin(id_, name, prompt, namespace, ttl_s):
                 pins = self.ledger.pins
-                held = pins.pin(name, _tokens(prompt), namespace, ttl_s)
+                held = pins.pin(name, unpack_array(prompt), namespace, ttl_s)
                 return Pinned(id_, held, pins.tokens, pins.budget)
             case Unpin(id_, name):
                 return Unpinned(id_, self.ledger.pins.unpin(name))
@@ -143,7 +143,7 @@ class Answers:
         now = self.clock()
         nodes, truncated = self.ledger.tree.survey(
             question.namespace,
-            _tokens(question.prefix),
+            unpack_array(question.prefix),
             min_tokens=question.min_tokens,
             limit=question.limit,
             preview=question.preview,
@@ -180,7 +180,7 @@ class Answers:
 
     def _explain(self, question: AskExplain, requests: Mapping[str, Request]) -> CacheExplanation:
         if question.rid is None:
-            prompt = _tokens(question.prompt)
+            prompt = unpack_array(question.prompt)
             if not prompt:
                 raise InvalidRequest("the prompt is empty", param="prompt")
             return self._explain_now(question, prompt, question.namespace)
@@ -262,9 +262,3 @@ class Answers:
             if other.namespace != namespace and (matched := tree.match(prompt, other.namespace))
         ]
         return sorted(found, key=lambda other: -other.matched)[:5]
-
-
-def _tokens(packed: bytes) -> array[int]:
-    tokens = array("i")
-    tokens.frombytes(packed)
-    return tokens

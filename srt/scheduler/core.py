@@ -70,7 +70,7 @@ from phloem.srt.scheduler.request import Request, Status
 from phloem.srt.scheduler.stats import Counters
 from phloem.srt.scheduler.tenants import Shares, TenantLimits
 from phloem.srt.tier_messages import FromTier, ToTier
-from phloem.srt.wire import unpack
+from phloem.srt.wire import unpack_array
 
 log = logging.getLogger(__name__)
 
@@ -165,8 +165,6 @@ class Scheduler:
             self.ledger, self.waiting, self.shares, limits.eviction_policy, clock, Past()
         )
         self.in_flight: _InFlight | None = None
-        self._trusted = True
-        """Whether what running requests have computed is valid."""
 
     # ------------------------------------------------------------------ from the frontend
 
@@ -216,7 +214,7 @@ class Scheduler:
             raise QueueFull(
                 f"{self.limits.max_waiting} requests are waiting already", retry_after=1.0
             )
-        tokens = array("i", unpack(message.prompt))
+        tokens = unpack_array(message.prompt)
         sampling = message.sampling
         self._check_tokens(tokens, message)
         quota = self.shares.quota(message.tenant)
@@ -355,11 +353,9 @@ class Scheduler:
             with closing(self.waiting.ranked(began, passed)) as waiting:
                 decision = decide(self.ledger.view(waiting, passed), self._budget)
             plan, work = self._commit(decision, began)
-            if work:
+            if work or not decision.changes:
                 break
-            if not decision.changes:
-                return None
-        else:
+        if not work:
             return None
         self._next_step += 1
         size = StepSize(
@@ -419,10 +415,9 @@ class Scheduler:
         """No row has valid KV for this step's tokens, and some of them are in the tree: all that
         runs ends in an error, and the tree starts anew."""
         log.error("step failed: %s", reason)
-        self._trusted = False
+        error = InternalError("the model failed to compute this step")
         for request in list(self.ledger.running.values()):
-            self._fail(request, InternalError("the model failed to compute this step"))
-        self._trusted = True
+            self._fail(request, error, keep=False)
         self.ledger.discard_all()
 
     def _apply_row(self, work: Work, row: RowResult) -> None:
@@ -505,15 +500,16 @@ class Scheduler:
 
     # ------------------------------------------------------------------ ends
 
-    def _fail(self, request: Request, error: PhloemError) -> None:
+    def _fail(self, request: Request, error: PhloemError, *, keep: bool = True) -> None:
         self.counters.failed_total += 1
-        self._end(request, Failed(request.rid, error.to_info()))
+        self._end(request, Failed(request.rid, error.to_info()), keep=keep)
 
-    def _end(self, request: Request, message: Tokens | Failed) -> None:
-        """Take the request out of wherever it is and send its one terminal message."""
+    def _end(self, request: Request, message: Tokens | Failed, *, keep: bool = True) -> None:
+        """Take the request out of wherever it is and send its one terminal message. `keep` as in
+        `Ledger.finish`."""
         match request.status:
             case Status.RUNNING:
-                self.ledger.finish(request, keep=self._trusted)
+                self.ledger.finish(request, keep=keep)
                 self.shares.stopped(request.tenant)
             case Status.WAITING:
                 self.waiting.remove(request)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from phloem.radix import Lease, OutOfSlots, RadixTree, SlotPool
@@ -54,7 +54,6 @@ class _Load:
 class _Save:
     lease: Lease
     keys: list[bytes]
-    tokens: int
 
 
 class LowerTier:
@@ -76,11 +75,18 @@ class LowerTier:
         self._loading: set[bytes] = set()
         self._saves: dict[int, _Save] = {}
         self._saving: set[bytes] = set()
-        self._saving_tokens = 0
         self._next_order = 0
         self._saved = self._loaded = self._dropped = self._corrupt = 0
-        self.loading_slots = 0
+
+    @property
+    def loading_slots(self) -> int:
         """Slots that wait for blocks on their way up."""
+        return sum(len(load.slots) for load in self._loads.values())
+
+    @property
+    def _saving_tokens(self) -> int:
+        """Tokens held while they are written."""
+        return sum(save.lease.length for save in self._saves.values())
 
     @property
     def idle(self) -> bool:
@@ -142,26 +148,23 @@ class LowerTier:
         if request.block_keys is None:
             limit = request.match_limit // size
             request.block_keys = block_keys(request.tokens, request.namespace, size, limit)
-        first = last = cached // size
-        for key in request.block_keys[first:]:
-            if key in self._loading:
-                return None
-            if key not in self._stored:
-                break
-            last += 1
+        last = self._last_stored(request.block_keys, cached // size)
+        if any(key in self._loading for key in request.block_keys[cached // size : last + 1]):
+            return None
         return max(0, last * size - cached)
+
+    def _last_stored(self, keys: Sequence[bytes], first: int) -> int:
+        """The end of the blocks from `first` on that the tier has without a gap."""
+        while first < len(keys) and keys[first] in self._stored:
+            first += 1
+        return first
 
     def peek(self, tokens: array[int], namespace: str, cached: int) -> int:
         """As `restorable`, for any prompt, whatever is on its way."""
         if self._ready is None:
             return 0
         size = self._ready.block_tokens
-        keys = block_keys(tokens, namespace, size)
-        last = cached // size
-        for key in keys[last:]:
-            if key not in self._stored:
-                break
-            last += 1
+        last = self._last_stored(block_keys(tokens, namespace, size), cached // size)
         return max(0, min(last * size, len(tokens) - 1) - cached)
 
     def restore(self, request: Request) -> None:
@@ -184,7 +187,6 @@ class LowerTier:
         keys = request.block_keys[first:last]
         request.restoring = True
         request.restores += 1
-        self.loading_slots += len(slots)
         self._loading.update(keys)
         self._loads[self._next_order] = _Load(
             request,
@@ -200,7 +202,6 @@ class LowerTier:
         load = self._loads.pop(message.order)
         assert self._ready is not None
         load.request.restoring = False
-        self.loading_slots -= len(load.slots)
         self._loading.difference_update(load.keys)
         for key in message.corrupt:
             self._stored.pop(key, None)
@@ -240,15 +241,13 @@ class LowerTier:
         slots = [slot for i in chosen for slot in path[i * size : (i + 1) * size]]
         names = [keys[i] for i in chosen]
         self._saving.update(names)
-        self._saving_tokens += lease.length
-        self._saves[self._next_order] = _Save(lease, names, len(chosen) * size)
+        self._saves[self._next_order] = _Save(lease, names)
         self._order(KvSave(self._next_order, names, pack(slots)))
 
     def _is_saved(self, message: KvSaved) -> None:
         save = self._saves.pop(message.order)
         assert self._ready is not None
         self._saving.difference_update(save.keys)
-        self._saving_tokens -= save.lease.length
         self._stored.update(dict.fromkeys(save.keys[: message.stored]))
         self._saved += message.stored * self._ready.block_tokens
         self._dropped += (len(save.keys) - message.stored) * self._ready.block_tokens

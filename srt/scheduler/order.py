@@ -25,13 +25,14 @@ from array import array
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from phloem.radix import common_prefix
 from phloem.srt.scheduler.request import Request
 
 NEIGHBOURS = 16
-"""Waiting requests, to either side in token order, that are told of an admission."""
+"""Waiting requests, nearest in token order, that are told of an admission."""
 
 CORRECTIONS = 64
 """Stale shares put right in one pass; what is stale beyond that waits for the next."""
@@ -255,9 +256,7 @@ class FairOrder(Order):
                     self._refile(self._requests[moved_uid], class_)
 
     def admitted(self, request: Request) -> None:
-        for count, (other, shared) in enumerate(self._neighbours.around(request)):
-            if count == NEIGHBOURS:
-                return
+        for other, shared in islice(self._neighbours.around(request), NEIGHBOURS):
             class_ = _Class.of(other, min(shared, other.match_limit))
             if class_.share > self._class_of[other.uid].share:
                 self._refile(other, class_)
@@ -321,9 +320,7 @@ class LongestPrefixOrder(Order):
                     self._file(uid, cached)
 
     def admitted(self, request: Request) -> None:
-        for count, (other, shared) in enumerate(self._neighbours.around(request)):
-            if count == NEIGHBOURS:
-                return
+        for other, shared in islice(self._neighbours.around(request), NEIGHBOURS):
             shared = min(shared, other.match_limit)
             if shared > self._known[other.uid]:
                 self._unfile(other.uid)

@@ -34,8 +34,11 @@ class Pins:
         self._tree = tree
         self._clock = clock
         self._pins: dict[str, _Pin] = {}
-        self.tokens = 0
+
+    @property
+    def tokens(self) -> int:
         """Tokens held by all pins together, shared ones counted for each."""
+        return sum(pin.lease.length for pin in self._pins.values())
 
     def __len__(self) -> int:
         return len(self._pins)
@@ -66,7 +69,6 @@ class Pins:
             self._drop(name)
         expires = None if ttl_s is None else self._clock() + ttl_s
         self._pins[name] = _Pin(lease, expires)
-        self.tokens += lease.length
         return lease.length
 
     def unpin(self, name: str) -> int:
@@ -77,7 +79,6 @@ class Pins:
 
     def _drop(self, name: str) -> int:
         pin = self._pins.pop(name)
-        self.tokens -= pin.lease.length
         self._tree.release(pin.lease)
         return pin.lease.length
 
