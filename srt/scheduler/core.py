@@ -151,6 +151,8 @@ class Scheduler:
         self.draining = self._drained = False
         self.watched = False
         """Whether the frontend wants to hear of changes of the tree."""
+        self.published = False
+        """Whether the driver wants to, whoever else does."""
         self._by_rid: dict[str, Request] = {}
         self._budget = Budget(
             tokens=limits.max_step_tokens,
@@ -185,7 +187,7 @@ class Scheduler:
                 self.ledger.tree.end_program(program)
             case Watch(on):
                 self.watched = on
-                self.ledger.tree.watch(on)
+                self.ledger.tree.watch(on or self.published)
             case _:
                 self.to_frontend.append(self.answers.answer(message, self._by_rid))
 

@@ -44,6 +44,7 @@ class EventStream:
         """Send what has changed since the last call to whom it concerns."""
         tree = scheduler.ledger.tree
         if self._subscribed():
+            scheduler.published = True
             tree.watch(True)
         if not tree.events:
             return
