@@ -8,6 +8,7 @@ fails gives a reason and touches no other row.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -16,13 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phloem.constrained.base import CompiledGrammar, Matcher, MatcherRejected
+from phloem.constrained.jump import NO_JUMP, Jump, Jumper
+
+log = logging.getLogger(__name__)
 
 SLOW_MASK_SECONDS = 1.0
 MAX_SLOW_MASKS = 3
 
 
-class Row(Protocol):
-    """One request's part in a step (see `phloem.srt.messages.GrammarRow`)."""
+class History(Protocol):
+    """How far one request has come (see `phloem.srt.messages.GrammarRow`)."""
 
     @property
     def uid(self) -> int: ...
@@ -35,6 +39,10 @@ class Row(Protocol):
 
     @property
     def tokens(self) -> Sequence[int]: ...
+
+
+class Row(History, Protocol):
+    """One request's part in a step."""
 
     @property
     def mask_row(self) -> int: ...
@@ -53,21 +61,24 @@ class StepOutcome:
 class _Progress:
     matcher: Matcher
     key: str
-    tokens: int = 0
+    tokens: list[int] = dataclasses.field(default_factory=list)
     slow_masks: int = 0
 
 
 class GrammarService:
-    """`grammar_of` looks up a compiled grammar by key; None when it is not (or no longer) there."""
+    """`grammar_of` looks up a compiled grammar by key; None when it is not (or no longer) there.
+    `jumper` finds what is forced."""
 
     def __init__(
         self,
         grammar_of: Callable[[str], CompiledGrammar | None],
+        jumper: Jumper,
         *,
         slow_mask_seconds: float = SLOW_MASK_SECONDS,
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._grammar_of = grammar_of
+        self._jumper = jumper
         self._slow_mask_seconds = slow_mask_seconds
         self._clock = clock
         self._matchers: dict[int, _Progress] = {}
@@ -94,6 +105,24 @@ class GrammarService:
                 outcome.failed[row.mask_row] = reason
         return outcome
 
+    def jump(self, row: History, *, exact: bool) -> Jump:
+        """Bring a matcher to its history and past the tokens that are forced from there. A matcher
+        that cannot be brought there does not jump: the next step tells why."""
+        try:
+            if self._advance(row) is None:
+                return NO_JUMP
+            progress = self._matchers[row.uid]
+            if exact:
+                jump = self._jumper.exact(progress.matcher)
+            else:
+                jump = self._jumper.canonical(progress.matcher, progress.tokens)
+        except Exception:  # whatever one matcher does, the others go on; its next mask fails
+            log.exception("request %d: its matcher failed in a jump", row.uid)
+            self._matchers.pop(row.uid, None)
+            return NO_JUMP
+        progress.tokens += jump.tokens
+        return jump
+
     def _fill(self, progress: _Progress, mask: NDArray[np.int32]) -> str | None:
         """Fill the mask; why the request cannot go on, if it cannot.
 
@@ -115,7 +144,7 @@ class GrammarService:
             return "the constrained text has already ended"
         return "no token of the vocabulary can continue the constrained text"
 
-    def _advance(self, row: Row) -> Matcher | None:
+    def _advance(self, row: History) -> Matcher | None:
         """The row's matcher at its history; None when the row must come again from 0.
 
         Raises:
@@ -131,14 +160,15 @@ class GrammarService:
                 raise LookupError("its grammar is not compiled")
             known = _Progress(grammar.matcher(), row.key)
             self._matchers[row.uid] = known
-        if known.tokens < row.at:
+        length = len(known.tokens)
+        if length < row.at:
             return None
-        if known.tokens > row.at:
-            known.matcher.rollback(known.tokens - row.at)
-            known.tokens = row.at
+        if length > row.at:
+            known.matcher.rollback(length - row.at)
+            del known.tokens[row.at :]
         for token in row.tokens:
             known.matcher.accept(token)
-            known.tokens += 1
+            known.tokens.append(token)
         return known.matcher
 
     def close(self, uids: Iterable[int]) -> None:

@@ -44,6 +44,7 @@ from phloem.srt.messages import (
     Failed,
     Flush,
     Flushed,
+    JumpForward,
     Question,
     StatsSnapshot,
     Submit,
@@ -413,6 +414,8 @@ class Engine:
             prompt_logprobs_from=request.prompt_logprobs_from,
             tenant=request.tenant,
             program=request.program,
+            # A logprob is that of a token that was drawn.
+            jump=JumpForward.OFF if request.sampling.logprobs is not None else request.jump,
         )
 
     def _channel(self) -> AsyncChannel[ToScheduler, ToFrontend]:

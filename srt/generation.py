@@ -5,14 +5,22 @@ every protocol (OpenAI, native, DSL) is a thin translation to and from.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
+from msgspec import UNSET, Raw, UnsetType
 
 from phloem.constrained.spec import Constraint
 from phloem.srt.errors import InternalError
 from phloem.srt.kv_events import KvEvents
-from phloem.srt.messages import Answer, FinishReason, Question, SamplingParams, StatsSnapshot
+from phloem.srt.messages import (
+    Answer,
+    FinishReason,
+    JumpForward,
+    Question,
+    SamplingParams,
+    StatsSnapshot,
+)
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,7 +30,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     are rendered to ids by the chat template, where control markup inside user text stays text).
     Generation ends before the first of `stop` unless `include_stop`. `prompt_logprobs_from` asks
     for logprobs of prompt tokens from that index on. `tenant` is whom it counts for; `program` the
-    program it is a call of.
+    program it is a call of. `jump` says what becomes of tokens that the constraint forces; where
+    logprobs are asked for, every token is sampled.
     """
 
     prompt: str | list[int]
@@ -38,6 +47,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs_from: int | None = None
     tenant: str = ""
     program: str = ""
+    jump: JumpForward = JumpForward.CANONICAL
 
 
 class Logprob(msgspec.Struct, frozen=True):
@@ -57,14 +67,42 @@ class Finish(msgspec.Struct, frozen=True):
     matched: str | int | None = None
 
 
+class ConstraintOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What became of a constraint in one finished answer.
+
+    `complete`: the answer is a whole text of its constraint, and not the beginning of one that was
+    cut. `valid`: an independent validator was asked, and what it said. `enforcement` is `partial`
+    only with `strict: false`; the lists are then JSON pointers into the schema: of what the mask
+    enforced, of what was left to the validator, and of what nobody checks. With `full`,
+    `unsupported` names what JSON Schema takes for an annotation.
+    """
+
+    kind: str
+    enforcement: Literal["full", "partial"]
+    complete: bool
+    valid: bool | None = None
+    enforced: list[str] | UnsetType = UNSET
+    validated: list[str] | UnsetType = UNSET
+    unsupported: list[str] | UnsetType = UNSET
+
+
+class FieldValue(msgspec.Struct, frozen=True):
+    """A finished value of a JSON answer: its JSON pointer, and its JSON text."""
+
+    path: str
+    value: Raw
+
+
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of one answer, in order. The texts of all chunks joined are the whole text.
 
     The first chunk comes when the request was accepted (its constraint compiled, its place in the
     queue taken) and has no text: whoever waits for it can still answer with an error status. The
     last one has `finish`. Counts are totals so far. `cached_tokens` of the prompt were taken from
-    the radix tree when the request was first admitted; it is 0 before the first token.
-    `prompt_logprobs` comes once; its first entry is None when it begins at token 0.
+    the radix tree when the request was first admitted; it is 0 before the first token. `forced_tokens`
+    of the output were forced by its constraint and not sampled.
+    `prompt_logprobs` comes once; its first entry is None when it begins at token 0. `constraint`
+    comes with `finish`, `fields` with the text that completes them, both from the HTTP layer.
     """
 
     rid: str
@@ -78,6 +116,9 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
     preemptions: int = 0
     queue_seconds: float = 0.0
+    forced_tokens: int = 0
+    constraint: ConstraintOutcome | None = None
+    fields: list[FieldValue] = []
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +131,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    forced_tokens: int = 0
     logprobs: list[Logprob] | None = None
     prompt_logprobs: list[Logprob | None] | None = None
 
@@ -114,6 +156,7 @@ async def collect(chunks: AsyncIterator[Chunk]) -> Completion:
                 prompt_tokens=chunk.prompt_tokens,
                 completion_tokens=chunk.completion_tokens,
                 cached_tokens=chunk.cached_tokens,
+                forced_tokens=chunk.forced_tokens,
                 logprobs=logprobs or None,
                 prompt_logprobs=prompt_logprobs,
             )

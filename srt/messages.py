@@ -86,11 +86,20 @@ class TokenLogprob(Wire, frozen=True):
 # --------------------------------------------------------------------------- frontend → scheduler
 
 
+class JumpForward(StrEnum):
+    """Whether tokens that a constraint forces are appended without asking the model."""
+
+    OFF = "off"
+    EXACT = "exact"  # while one token is legal
+    CANONICAL = "canonical"  # while one text is legal, in the tokenizer's own split
+
+
 class Submit(Wire, frozen=True, tag="submit"):
     """A request, tokenised. `prompt` is packed. `prompt_logprobs_from` asks for the logprobs of
     prompt tokens from that index on (index 0 has none). `deadline_s` counts from receipt.
     `namespace` keeps its KV apart from other namespaces' (tenant, cache salt). `tenant` is whom
-    fair shares and quotas count it for; `program` names the program it is a call of."""
+    fair shares and quotas count it for; `program` names the program it is a call of. `jump` is
+    for constrained requests; one that wants logprobs does not jump, since each is sampled."""
 
     rid: str
     prompt: bytes
@@ -102,6 +111,7 @@ class Submit(Wire, frozen=True, tag="submit"):
     prompt_logprobs_from: int | None = None
     tenant: str = ""
     program: str = ""
+    jump: JumpForward = JumpForward.OFF
 
 
 class Abort(Wire, frozen=True, tag="abort"):
@@ -167,8 +177,9 @@ class FinishReason(StrEnum):
 
 
 class Tokens(Wire, frozen=True, tag="tokens"):
-    """Newly sampled tokens of a request, and its end when `finish` is set.
+    """New tokens of a request, and its end when `finish` is set.
 
+    `forced_tokens` of its output so far were forced by its constraint, the others were sampled.
     `cached_tokens` of the prompt were taken from the radix tree. `matched` is the token id that
     stopped it, if one did. `prompt_logprobs` comes once, with the first `Tokens`. A request of
     max_tokens 0 ends with no token at all.
@@ -183,6 +194,7 @@ class Tokens(Wire, frozen=True, tag="tokens"):
     prompt_logprobs: list[TokenLogprob | None] | None = None
     preemptions: int = 0
     queue_seconds: float = 0.0
+    forced_tokens: int = 0
 
 
 class Failed(Wire, frozen=True, tag="failed"):
@@ -221,6 +233,7 @@ class StatsSnapshot(Wire, frozen=True, tag="stats"):
     cached_tokens_total: int = 0
     computed_prefill_tokens_total: int = 0
     generated_tokens_total: int = 0
+    forced_tokens_total: int = 0
     evicted_tokens_total: int = 0
     preemptions_total: int = 0
     requests_total: int = 0
@@ -362,6 +375,23 @@ class GrammarStep(Wire, frozen=True, tag="masks"):
     rows: list[GrammarRow]
 
 
+class GrammarJumpRow(Wire, frozen=True):
+    """Bring request `uid`'s matcher to its history, as in `GrammarRow`, and past the tokens that
+    are forced from there."""
+
+    uid: int
+    key: str
+    at: int
+    tokens: list[int]
+    jump: JumpForward
+
+
+class GrammarJump(Wire, frozen=True, tag="jump"):
+    """Find what is forced; answered with `GrammarJumped`."""
+
+    rows: list[GrammarJumpRow]
+
+
 class GrammarClose(Wire, frozen=True, tag="close"):
     """These requests are over; their matchers may go."""
 
@@ -372,7 +402,7 @@ class StopGrammar(Wire, frozen=True, tag="stop"):
     """Leave in good order."""
 
 
-ToGrammar = GrammarCompile | GrammarStep | GrammarClose | StopGrammar
+ToGrammar = GrammarCompile | GrammarStep | GrammarJump | GrammarClose | StopGrammar
 
 
 # --------------------------------------------------------------------------- grammar → scheduler
@@ -400,7 +430,22 @@ class GrammarReplay(Wire, frozen=True, tag="replay"):
     uids: list[int]
 
 
-FromGrammar = GrammarReady | GrammarCompiled | GrammarReplay
+class Forced(Wire, frozen=True):
+    """Tokens that request `uid`'s matcher has accepted beyond its history, perhaps none. `ends`:
+    nothing but an end token is legal behind them."""
+
+    uid: int
+    tokens: list[int]
+    ends: bool = False
+
+
+class GrammarJumped(Wire, frozen=True, tag="jumped"):
+    """One entry for each row of a `GrammarJump`, in its order."""
+
+    rows: list[Forced]
+
+
+FromGrammar = GrammarReady | GrammarCompiled | GrammarReplay | GrammarJumped
 
 
 # --------------------------------------------------------------------------- grammar → worker

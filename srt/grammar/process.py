@@ -16,8 +16,11 @@ import os
 import queue
 import resource
 import sys
+import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import zmq
@@ -25,23 +28,33 @@ import zmq
 from phloem.constrained.backends import load_backend
 from phloem.constrained.bitmask import MaskBuffer
 from phloem.constrained.compiler import Compiled, GrammarCompiler
+from phloem.constrained.jump import Encode, Jumper
 from phloem.constrained.service import GrammarService
 from phloem.constrained.vocab import Vocabulary
 from phloem.srt.errors import InvalidConstraint
 from phloem.srt.grammar.options import GrammarOptions
 from phloem.srt.ipc import Channel
 from phloem.srt.messages import (
+    Forced,
     FromGrammar,
     GrammarClose,
     GrammarCompile,
     GrammarCompiled,
+    GrammarJump,
+    GrammarJumped,
+    GrammarJumpRow,
     GrammarReady,
     GrammarReplay,
     GrammarStep,
+    JumpForward,
     StepMasks,
     StopGrammar,
     ToGrammar,
 )
+
+if TYPE_CHECKING:
+    from phloem.srt.checkpoint.base import Checkpoint
+    from phloem.srt.tokenizer.tokenizer import Tokenizer
 
 EXIT_OVERDUE = 3
 BACKEND = "xgrammar"
@@ -50,9 +63,11 @@ logger = logging.getLogger(__name__)
 
 
 class GrammarProcess:
-    """The loop. `vocabulary` is given by `main`; tests give their own."""
+    """The loop. `vocabulary` is given by `main`; tests give their own. `encode` as in `Jumper`."""
 
-    def __init__(self, options: GrammarOptions, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, options: GrammarOptions, vocabulary: Vocabulary, encode: Encode | None = None
+    ) -> None:
         start = time.perf_counter()
         run_dir = Path(options.run_dir)
         backend = load_backend(BACKEND, vocabulary)
@@ -65,7 +80,7 @@ class GrammarProcess:
             timeout_s=options.compile_timeout_s,
             cache_bytes=options.cache_bytes,
         )
-        self._service = GrammarService(self._compiler.obtain)
+        self._service = GrammarService(self._compiler.obtain, Jumper(vocabulary, encode))
         self._masks = MaskBuffer.open(run_dir / "masks", options.max_rows, options.vocab_size)
         self._context = zmq.Context()
         self._scheduler: Channel[FromGrammar, ToGrammar] = Channel(
@@ -104,12 +119,14 @@ class GrammarProcess:
         self._worker.close()
         self._context.term()
 
-    def _handle(self, message: GrammarCompile | GrammarStep | GrammarClose) -> None:
+    def _handle(self, message: GrammarCompile | GrammarStep | GrammarJump | GrammarClose) -> None:
         match message:
             case GrammarCompile(key, constraint):
                 self._compiler.request(key, constraint)
             case GrammarStep():
                 self._step(message)
+            case GrammarJump(rows):
+                self._scheduler.send(GrammarJumped([self._jump(row) for row in rows]))
             case GrammarClose(uids):
                 self._service.close(uids)
 
@@ -120,6 +137,10 @@ class GrammarProcess:
             self._scheduler.send(GrammarReplay(step_id, outcome.replay))
         if outcome.filled or outcome.failed:
             self._worker.send(StepMasks(step_id, outcome.filled, outcome.failed))
+
+    def _jump(self, row: GrammarJumpRow) -> Forced:
+        jump = self._service.jump(row, exact=row.jump is JumpForward.EXACT)
+        return Forced(row.uid, jump.tokens, jump.ends)
 
     def _finished(self, done: Compiled) -> None:
         """From a compile thread: queue the outcome and wake the loop."""
@@ -160,6 +181,15 @@ def limit_memory(extra_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
+def _load_tokenizer(checkpoint: Checkpoint, tokenizer: Future[Tokenizer]) -> None:
+    from phloem.srt.tokenizer.tokenizer import load_tokenizer
+
+    try:
+        tokenizer.set_result(load_tokenizer(checkpoint))
+    except Exception as error:
+        tokenizer.set_exception(error)
+
+
 def main(options: GrammarOptions, startup: dict[str, float]) -> None:
     """Load the vocabulary of `options.checkpoint`, serve, and leave with the loop's exit code.
 
@@ -168,15 +198,21 @@ def main(options: GrammarOptions, startup: dict[str, float]) -> None:
     from phloem.srt.checkpoint import open_checkpoint
 
     start = time.perf_counter()
-    vocabulary = open_checkpoint(options.checkpoint).vocabulary()
+    checkpoint = open_checkpoint(options.checkpoint)
+    vocabulary = checkpoint.vocabulary()
     if vocabulary.size != options.vocab_size:
         vocabulary = Vocabulary(
             vocabulary.tokens, vocabulary.special_ids, vocabulary.stop_ids, options.vocab_size
         )
     loaded = time.perf_counter() - start
-    process = GrammarProcess(options, vocabulary)
+    tokenizer: Future[Tokenizer] = Future()
+    process = GrammarProcess(
+        options, vocabulary, lambda text: tokenizer.result().encode_inside(text)
+    )
     process.startup |= startup | {"vocabulary": loaded}
     limit_memory(options.memory_bytes)
+    # Not needed before the first jump, so nobody waits for it.
+    threading.Thread(target=_load_tokenizer, args=(checkpoint, tokenizer), daemon=True).start()
     code = process.run()
     process.close()
     if code == EXIT_OVERDUE:

@@ -14,6 +14,7 @@ accepted request ends in exactly one terminal message: `Tokens` with a finish re
 
 from __future__ import annotations
 
+import itertools
 import logging
 import secrets
 from array import array
@@ -42,10 +43,13 @@ from phloem.srt.messages import (
     FinishReason,
     Flush,
     Flushed,
+    Forced,
     FromGrammar,
     GrammarCompiled,
+    GrammarJumped,
     GrammarReady,
     GrammarReplay,
+    JumpForward,
     RowResult,
     StatsSnapshot,
     StepPlan,
@@ -63,6 +67,13 @@ from phloem.srt.scheduler.cost import StepCost, StepSize
 from phloem.srt.scheduler.grammars import Grammars
 from phloem.srt.scheduler.ledger import Ledger
 from phloem.srt.scheduler.order import Lookups
+from phloem.srt.scheduler.output import (
+    Ending,
+    append_drawn,
+    append_forced,
+    append_stop,
+    take_message,
+)
 from phloem.srt.scheduler.past import Past
 from phloem.srt.scheduler.plan import Budget, Decision, Work, decide
 from phloem.srt.scheduler.queue import DeadlineQueue, WaitingQueue
@@ -253,6 +264,7 @@ class Scheduler:
             program=message.program,
             constraint=message.constraint,
             grammar_key=None if message.constraint is None else constraint_key(message.constraint),
+            jump=message.jump,
             prompt_logprobs_from=message.prompt_logprobs_from,
             private=message.prompt_logprobs_from is not None,
             status=Status.WAITING if message.constraint is None else Status.COMPILING,
@@ -273,6 +285,8 @@ class Scheduler:
                 )
 
     def _enqueue(self, request: Request) -> None:
+        if request.status is Status.COMPILING:
+            request.move_to(Status.WAITING)
         self.to_frontend.append(Accepted(request.rid))
         self.waiting.add(request)
 
@@ -298,6 +312,9 @@ class Scheduler:
                 self._compiled(message)
             case GrammarReplay():
                 self._replay(message)
+            case GrammarJumped(rows):
+                for row in rows:
+                    self._jumped(row)
 
     def _compiled(self, message: GrammarCompiled) -> None:
         if message.cached:
@@ -309,17 +326,41 @@ class Scheduler:
         for request in self.grammars.compiled(message.key):
             if message.error is not None:
                 self._fail(request, PhloemError.from_info(message.error))
-            else:
-                request.move_to(Status.WAITING)
+            elif not self.grammars.order_jumps([request]):
                 self._enqueue(request)
         if was_missing:  # a new process has it now; the step in flight may wait for its masks
             self._send_histories(lambda request: request.grammar_key == message.key)
 
     def _grammar_restarted(self) -> None:
+        for uid in self.grammars.unanswered():
+            self._jumped(Forced(uid, []))
         for request in self.grammars.restarted(list(self._by_rid.values())):
             self._fail(
                 request, Unavailable("the grammar process died while it compiled this constraint")
             )
+
+    def _jumped(self, row: Forced) -> None:
+        """What is forced behind the request's last token is known, and the request goes on."""
+        request = self.grammars.jumped(row.uid)
+        if request is None:
+            return
+        if request.status is Status.COMPILING:
+            # Not the last token: there is one way for a request to end.
+            own = itertools.takewhile(lambda token: token not in request.stop_ids, row.tokens)
+            self._force(request, list(own)[: max(0, request.max_output - 1)])
+            self._enqueue(request)
+            return
+        ending = self._force(request, row.tokens)
+        if ending is None and row.ends:
+            ending = append_stop(request, min(self.eos_ids))
+        self._emit(request, ending)
+
+    def _force(self, request: Request, tokens: list[int]) -> Ending | None:
+        before = request.forced_tokens
+        ending = append_forced(request, tokens)
+        self.counters.forced_tokens_total += request.forced_tokens - before
+        self.counters.generated_tokens_total += request.forced_tokens - before
+        return ending
 
     def _replay(self, message: GrammarReplay) -> None:
         if self.in_flight is not None and self.in_flight.plan.step_id == message.step_id:
@@ -348,6 +389,8 @@ class Scheduler:
     def next_step(self) -> StepPlan | None:
         """Decide and commit the next step. None while one is in flight, or with nothing to do."""
         if self.in_flight is not None or not (self.ledger.running or len(self.waiting)):
+            return None
+        if self.grammars.holding:
             return None
         began = self.clock()
         for _ in range(MAX_DECISIONS):
@@ -400,8 +443,12 @@ class Scheduler:
             self._step_failed(result.error or "the worker's result does not fit the plan")
         else:
             self.cost.learn(flight.size, began - flight.sent)
-            for work, row in zip(flight.work, result.rows, strict=True):
-                self._apply_row(work, row)
+            drawn = [
+                work.request
+                for work, row in zip(flight.work, result.rows, strict=True)
+                if self._apply_row(work, row)
+            ]
+            self._jump(drawn)
         self._flush_if_quiet()
         self.counters.schedule_seconds_total += self.clock() - began
 
@@ -422,10 +469,11 @@ class Scheduler:
             self._fail(request, error, keep=False)
         self.ledger.discard_all()
 
-    def _apply_row(self, work: Work, row: RowResult) -> None:
+    def _apply_row(self, work: Work, row: RowResult) -> bool:
+        """Book one row; whether it drew a token behind which others may be forced."""
         request = work.request
         if row.epoch != request.epoch or request.status is not Status.RUNNING:
-            return
+            return False
         self.shares.charge(request.tenant, work.count)
         prefill = max(0, min(work.end, request.prompt_len) - work.start)
         self.counters.computed_prefill_tokens_total += prefill
@@ -440,65 +488,42 @@ class Scheduler:
         elif row.error is not None:
             self._fail(request, InternalError(row.error))
         elif row.token >= 0:
-            self._token(request, row)
+            return self._token(request, row)
         elif request.computed_len == len(request.tokens) and request.max_output == 0:
-            self._emit(request, [], row, FinishReason.LENGTH, None)
+            self._emit(request, Ending(FinishReason.LENGTH))
+        return False
 
-    def _token(self, request: Request, row: RowResult) -> None:
-        token = row.token
-        request.tokens.append(token)
-        request.row_sampled = True
+    def _token(self, request: Request, row: RowResult) -> bool:
+        """Add the token that was drawn; whether it is to be seen what is forced behind it."""
         self.counters.generated_tokens_total += 1
-        finish, matched = None, None
-        if token in request.stop_ids and self._may_stop(request, token):
-            finish, matched = FinishReason.STOP, token
-        elif request.output_len >= request.max_output:
-            finish = FinishReason.LENGTH
-        self._emit(request, [token], row, finish, matched)
+        ending = append_drawn(request, row.token)
+        if ending is None and request.jump is not JumpForward.OFF:
+            return True
+        self._emit(request, ending, None if row.logprob is None else [row.logprob])
+        return False
 
-    def _may_stop(self, request: Request, token: int) -> bool:
-        """Before `min_tokens` the sampler bans stop ids, unless a grammar leaves nothing else."""
-        return request.output_len >= request.sampling.min_tokens or request.constraint is not None
+    def _jump(self, requests: list[Request]) -> None:
+        """These have drawn a token each: it goes out with those that are forced behind it."""
+        asked = {request.uid for request in self.grammars.order_jumps(requests)}
+        for request in requests:
+            if request.uid not in asked:
+                self._emit(request)
 
     def _emit(
         self,
         request: Request,
-        tokens: list[int],
-        row: RowResult,
-        finish: FinishReason | None,
-        matched: int | None,
+        ending: Ending | None = None,
+        logprobs: list[TokenLogprob] | None = None,
     ) -> None:
-        first = not request.announced
-        cached = request.cached_tokens or 0
-        if first:
-            request.announced = True
+        """Send what was not sent of the output, and its end if it has one."""
+        if not request.announced:
             self.counters.prompt_tokens_total += request.prompt_len
-            self.counters.cached_tokens_total += cached
-        message = Tokens(
-            request.rid,
-            tokens,
-            finish,
-            cached_tokens=cached,
-            matched=matched,
-            logprobs=[row.logprob] if row.logprob is not None else None,
-            prompt_logprobs=self._take_prompt_logprobs(request) if first else None,
-            preemptions=request.preemptions,
-            queue_seconds=(request.started or request.arrival) - request.arrival,
-        )
-        if finish is None:
+            self.counters.cached_tokens_total += request.cached_tokens or 0
+        message = take_message(request, ending, logprobs)
+        if ending is None:
             self.to_frontend.append(message)
         else:
             self._end(request, message)
-
-    @staticmethod
-    def _take_prompt_logprobs(request: Request) -> list[TokenLogprob | None] | None:
-        """What was asked of the prompt; token 0 follows nothing, so it has None."""
-        if request.prompt_logprobs_from is None:
-            return None
-        head: list[TokenLogprob | None] = [None] if request.prompt_logprobs_from == 0 else []
-        entries = head + request.prompt_logprobs
-        request.prompt_logprobs = []
-        return entries
 
     # ------------------------------------------------------------------ ends
 

@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from phloem.constrained.spec import Constraint
-from phloem.srt.messages import GrammarClose, GrammarCompile, GrammarRow, GrammarStep, ToGrammar
+from phloem.srt.messages import (
+    GrammarClose,
+    GrammarCompile,
+    GrammarJump,
+    GrammarJumpRow,
+    GrammarRow,
+    GrammarStep,
+    JumpForward,
+    ToGrammar,
+)
 from phloem.srt.scheduler.request import Request, Status
 
 MAX_COMPILE_ATTEMPTS = 2
@@ -25,11 +34,17 @@ class Grammars:
         self._attempts: dict[str, int] = {}
         self._missing: set[str] = set()
         """Grammars of accepted requests that a new process does not have yet."""
+        self._jumping: dict[int, Request] = {}
+        """By uid, requests of which it is not known yet what is forced next."""
+        self._held: set[int] = set()
+        """Of these, the running ones."""
 
     @property
     def waiting(self) -> int:
-        """Requests whose grammar is being compiled."""
-        return sum(len(waiters) for waiters in self._waiters.values())
+        """Requests that are not queued yet: their grammar is being compiled, or it is not known
+        what it forces at the beginning."""
+        opening = len(self._jumping) - len(self._held)
+        return opening + sum(len(waiters) for waiters in self._waiters.values())
 
     def require(self, request: Request) -> None:
         """Have the request's grammar compiled; several requests may wait for one compile."""
@@ -62,8 +77,49 @@ class Grammars:
         if request in waiters:
             waiters.remove(request)
 
+    @property
+    def holding(self) -> bool:
+        """Whether the next step waits to hear what is forced."""
+        return bool(self._held)
+
+    def order_jumps(self, requests: Iterable[Request]) -> list[Request]:
+        """Ask what is forced after the tokens of these requests. The ones that were asked of:
+        others do not jump, or their grammar is missing."""
+        rows: list[GrammarJumpRow] = []
+        asked: list[Request] = []
+        for request in requests:
+            key, jump = request.grammar_key, request.jump
+            if key is None or jump is JumpForward.OFF or key in self._missing:
+                continue
+            at, tokens = self._news(request)
+            rows.append(GrammarJumpRow(request.uid, key, at, tokens, jump))
+            asked.append(request)
+            self._jumping[request.uid] = request
+            if request.status is Status.RUNNING:
+                self._held.add(request.uid)
+        if rows:
+            self.outbox.append(GrammarJump(rows))
+        return asked
+
+    def asked(self, uid: int) -> Request | None:
+        """The request, if it is not known yet what is forced for it."""
+        return self._jumping.get(uid)
+
+    def jumped(self, uid: int) -> Request | None:
+        """What is forced for `uid` is known now: its request, if it waits for that."""
+        self._held.discard(uid)
+        return self._jumping.pop(uid, None)
+
+    def _news(self, request: Request, *, from_start: bool = False) -> tuple[int, list[int]]:
+        """Output tokens that the process was not told of, or all, and where they begin."""
+        at = 0 if from_start else request.grammar_tokens
+        tokens = request.tokens[request.prompt_len + at :].tolist()
+        request.grammar_tokens = at + len(tokens)
+        return at, tokens
+
     def close(self, request: Request) -> None:
         """The request is over; its matcher may go."""
+        self.jumped(request.uid)
         if request.grammar_key is not None:
             self.outbox.append(GrammarClose([request.uid]))
 
@@ -91,6 +147,10 @@ class Grammars:
             self._compile(wanted_key, constraint)
         return given_up
 
+    def unanswered(self) -> list[int]:
+        """Uids of which the process still owes what is forced."""
+        return list(self._jumping)
+
     def order_masks(
         self, step_id: int, requests: Iterable[Request], *, from_start: bool = False
     ) -> None:
@@ -102,9 +162,7 @@ class Grammars:
             key = request.grammar_key
             if key is None or key in self._missing:
                 continue
-            at = 0 if from_start else request.grammar_tokens
-            tokens = request.tokens[request.prompt_len + at :].tolist()
+            at, tokens = self._news(request, from_start=from_start)
             rows.append(GrammarRow(request.uid, key, at, tokens, request.row))
-            request.grammar_tokens = at + len(tokens)
         if rows:
             self.outbox.append(GrammarStep(step_id, rows))

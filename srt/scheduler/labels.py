@@ -24,6 +24,7 @@ from phloem.srt.messages import (
     Flush,
     FromGrammar,
     GrammarCompiled,
+    GrammarJumped,
     GrammarReady,
     GrammarReplay,
     RowResult,
@@ -74,6 +75,15 @@ class LabelChain:
         """The token asked about last has come; `written` is what stands for it."""
         self._hash = self._last
         self.labels.append(written)
+
+    def ahead(self, tokens: Iterable[int]) -> list[int]:
+        """The labels of `tokens` if they are what comes next."""
+        low, span = self._maker.first_label, LABELS - self._maker.first_label
+        after, found = self._hash.copy(), []
+        for token in tokens:
+            after.update(token.to_bytes(4, "little"))
+            found.append(low + int.from_bytes(after.digest(), "little") % span)
+        return found
 
 
 class Labels:
@@ -184,6 +194,8 @@ class Labels:
                 return GrammarReady({})
             case GrammarReplay():
                 return message
+            case GrammarJumped():
+                raise TypeError("forced tokens need their requests' chains: see `LabelChain.ahead`")
 
     def tier(self, message: FromTier) -> FromTier:
         match message:

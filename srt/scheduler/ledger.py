@@ -143,7 +143,7 @@ class Ledger:
         self._epoch += 1
         request.epoch = self._epoch
         request.row = self._free_rows.pop()
-        request.row_sampled = False
+        request.row_sampled = request.decoding = False
         request.lease = self._acquire(request)
         self.running[request.uid] = request
 

@@ -3,7 +3,8 @@
 `decide` looks and answers; it takes no slot, locks no node, moves no request. `Ledger.commit`
 carries the decision out. The order of service:
 
-1. rows that need one token (decode), oldest admission first;
+1. rows that need the token they drew last (decode), and those forced behind it, oldest admission
+   first;
 2. rows in the middle of their prompt, as large a chunk as the token budget leaves and, while others
    decode, as the time allows that these may be kept waiting;
 3. waiting requests in queue order, as long as rows, budget and slots last.
@@ -183,7 +184,7 @@ class _Planner:
         for request in decoding:
             if self.tokens_left == 0:
                 return
-            self._serve(request, 1)
+            self._serve(request, min(request.remaining, self.tokens_left))
         self._limit_time()
         for request in prefilling:
             if self.tokens_left == 0:

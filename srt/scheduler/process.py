@@ -174,7 +174,7 @@ class SchedulerProcess:
     def _heartbeat(self, scheduler: Scheduler) -> None:
         """A snapshot each second, and one when the server falls idle."""
         now = time.monotonic()
-        idle = scheduler.in_flight is None
+        idle = scheduler.in_flight is None and not scheduler.grammars.holding
         if now - self.last_heartbeat >= HEARTBEAT_SECONDS or (idle and not self._was_idle):
             self.last_heartbeat = now
             bad = sum(c.bad_messages for c in (self.frontend, self.worker, self.grammar))

@@ -23,7 +23,9 @@ from msgspec.structs import replace
 
 from phloem.srt.messages import (
     Drained,
+    Forced,
     FromGrammar,
+    GrammarJumped,
     StepPlan,
     StepResult,
     Submit,
@@ -32,6 +34,7 @@ from phloem.srt.messages import (
 )
 from phloem.srt.scheduler.core import Scheduler, SchedulerLimits
 from phloem.srt.scheduler.labels import LABELS, LabelChain, Labels
+from phloem.srt.scheduler.output import Ending
 from phloem.srt.scheduler.record_file import (
     Aliases,
     Applied,
@@ -188,9 +191,43 @@ class RecordingScheduler(Scheduler):
         return labelled
 
     def grammar(self, message: FromGrammar) -> None:
+        if isinstance(message, GrammarJumped):
+            self._grammar_jumped(message)
+            return
         hidden = self._labels.grammar(message)
         with self._recorded(lambda ticks, sent: FromGrammarCame(ticks, sent, hidden)):
             super().grammar(message)
+
+    def _grammar_jumped(self, message: GrammarJumped) -> None:
+        """Forced tokens get the labels of the requests whose output they become."""
+        rows: list[Forced] = []
+        for row in message.rows:
+            request = self.grammars.asked(row.uid)
+            labels = [] if request is None else self._forced_labels(request, row.tokens)
+            rows.append(replace(row, tokens=labels))
+        with self._recorded(lambda ticks, sent: FromGrammarCame(ticks, sent, GrammarJumped(rows))):
+            super().grammar(message)
+
+    def _force(self, request: Request, tokens: list[int]) -> Ending | None:
+        length, labels = len(request.tokens), self._forced_labels(request, tokens)
+        ending = super()._force(request, tokens)
+        chain = _chain(request)
+        for token, label in zip(request.tokens[length:], labels, strict=False):
+            chain.label(token)
+            chain.append(label)
+        size = self._block_tokens
+        if size and length // size < len(request.tokens) // size:
+            self._alias(request)
+        return ending
+
+    def _forced_labels(self, request: Request, tokens: list[int]) -> list[int]:
+        """Labels of forced tokens; one that ends the request stays itself, as in `apply`."""
+        labels = _chain(request).ahead(tokens)
+        for i, token in enumerate(tokens):
+            if token in request.stop_ids:
+                labels[i] = token
+                break
+        return labels
 
     def tier(self, message: FromTier) -> None:
         if isinstance(message, TierReady):

@@ -12,7 +12,7 @@ from enum import Enum
 
 from phloem.constrained.spec import Constraint
 from phloem.radix import Lease
-from phloem.srt.messages import SamplingParams, TokenLogprob
+from phloem.srt.messages import JumpForward, SamplingParams, TokenLogprob
 
 
 class Status(Enum):
@@ -57,6 +57,7 @@ class Request:
     program: str = ""
     constraint: Constraint | None = None
     grammar_key: str | None = None
+    jump: JumpForward = JumpForward.OFF
     prompt_logprobs_from: int | None = None
 
     status: Status = Status.WAITING
@@ -66,6 +67,8 @@ class Request:
     row: int = -1
     row_sampled: bool = False
     """The row drew the last token itself, so the worker has it."""
+    decoding: bool = False
+    """The row has drawn a token: what it lacks now are tokens just drawn or forced."""
     lease: Lease | None = None
     tail_slots: list[int] = field(default_factory=list)
     spare_slots: list[int] = field(default_factory=list)
@@ -82,6 +85,10 @@ class Request:
     started: float | None = None
     grammar_tokens: int = 0
     """Output tokens that the grammar process was told of."""
+    forced_tokens: int = 0
+    """Output tokens that the constraint forced."""
+    unsent: list[int] = field(default_factory=list)
+    """Output tokens that the frontend was not told of yet."""
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     announced: bool = False
     """Whether the first `Tokens` (with the prompt's logprobs) went out."""
@@ -103,7 +110,9 @@ class Request:
 
     @property
     def is_prefilling(self) -> bool:
-        """More than the last sampled token is missing, or no token was sampled yet."""
+        """The row has drawn no token yet, and more than the last one is missing."""
+        if self.decoding:
+            return False
         return self.computed_len < max(self.prompt_len, len(self.tokens) - 1)
 
     @property

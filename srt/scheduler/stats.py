@@ -16,6 +16,7 @@ class Counters:
     cached_tokens_total: int = 0
     computed_prefill_tokens_total: int = 0
     generated_tokens_total: int = 0
+    forced_tokens_total: int = 0
     preemptions_total: int = 0
     requests_total: int = 0
     aborted_total: int = 0

@@ -66,6 +66,7 @@ class AnswerBuilder:
             cached_tokens=message.cached_tokens,
             preemptions=message.preemptions,
             queue_seconds=message.queue_seconds,
+            forced_tokens=message.forced_tokens,
         )
 
     def _logprobs(self, entries: list[TokenLogprob]) -> list[Logprob]:

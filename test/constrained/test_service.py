@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from phloem.constrained.backends import load_backend
 from phloem.constrained.base import Backend, CompiledGrammar, Matcher
 from phloem.constrained.bitmask import allowed_tokens, words
+from phloem.constrained.jump import NO_JUMP, Jump, Jumper
 from phloem.constrained.service import MAX_SLOW_MASKS, GrammarService
 from phloem.constrained.spec import Regex
 from phloem.constrained.vocab import Vocabulary
@@ -22,6 +23,7 @@ from phloem.constrained.vocab import Vocabulary
 TOKENS = [b"a", b"b", b"ab", b"", b"c"]
 VOCABULARY = Vocabulary(TOKENS, frozenset({3}), (3,))
 END = 3
+JUMPER = Jumper(VOCABULARY, None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +58,7 @@ def allowed(buffer: NDArray[np.int32], row: int) -> list[int]:
 
 
 def test_a_request_from_start_to_end(grammar: CompiledGrammar, buffer: NDArray[np.int32]) -> None:
-    service = GrammarService({"k": grammar}.get)
+    service = GrammarService({"k": grammar}.get, JUMPER)
     assert service.step([Row(1, "k", 0, [], 0)], buffer.__getitem__).filled == [0]
     assert allowed(buffer, 0) == [0, 2, 4]
     service.step([Row(1, "k", 0, [0], 0)], buffer.__getitem__)
@@ -69,10 +71,30 @@ def test_a_request_from_start_to_end(grammar: CompiledGrammar, buffer: NDArray[n
     assert service.matchers == 0
 
 
+def test_a_jump_moves_the_matcher_on(grammar: CompiledGrammar, buffer: NDArray[np.int32]) -> None:
+    service = GrammarService({"k": grammar}.get, JUMPER)
+    assert service.jump(Row(1, "k", 0, [], 0), exact=True) == NO_JUMP
+    assert service.jump(Row(1, "k", 0, [0], 0), exact=True) == Jump([1], ends=False)
+    service.step([Row(1, "k", 2, [], 0)], buffer.__getitem__)
+    assert allowed(buffer, 0) == [0, 2, 4]
+    assert service.jump(Row(1, "k", 2, [4], 0), exact=True) == Jump([], ends=True)
+
+
+def test_a_jump_of_a_matcher_that_is_not_there_or_fails(
+    grammar: CompiledGrammar, buffer: NDArray[np.int32]
+) -> None:
+    service = GrammarService({"k": grammar}.get, JUMPER)
+    assert service.jump(Row(1, "k", 5, [0], 0), exact=True) == NO_JUMP
+    assert service.jump(Row(2, "none such", 0, [], 0), exact=True) == NO_JUMP
+    assert service.jump(Row(3, "k", 0, [1], 0), exact=True) == NO_JUMP
+    outcome = service.step([Row(3, "k", 0, [1], 0)], buffer.__getitem__)
+    assert "contradicts" in outcome.failed[0]
+
+
 def test_a_row_ahead_of_its_matcher_is_asked_for_again(
     grammar: CompiledGrammar, buffer: NDArray[np.int32]
 ) -> None:
-    service = GrammarService({"k": grammar}.get)
+    service = GrammarService({"k": grammar}.get, JUMPER)
     outcome = service.step([Row(7, "k", 2, [0], 1)], buffer.__getitem__)
     assert (outcome.replay, outcome.filled, outcome.failed) == ([7], [], {})
     outcome = service.step([Row(7, "k", 0, [0, 1, 0], 1)], buffer.__getitem__)
@@ -81,7 +103,7 @@ def test_a_row_ahead_of_its_matcher_is_asked_for_again(
 
 
 def test_rejected_drafts_roll_back(grammar: CompiledGrammar, buffer: NDArray[np.int32]) -> None:
-    service = GrammarService({"k": grammar}.get)
+    service = GrammarService({"k": grammar}.get, JUMPER)
     service.step([Row(1, "k", 0, [2, 2, 0], 0)], buffer.__getitem__)
     service.step([Row(1, "k", 1, [4], 0)], buffer.__getitem__)
     assert allowed(buffer, 0) == [END]
@@ -96,7 +118,7 @@ def test_a_failing_row_does_not_touch_its_neighbours(
         def matcher(self) -> Matcher:
             raise RuntimeError("out of order")
 
-    service = GrammarService({"k": grammar, "broken": Broken()}.get)
+    service = GrammarService({"k": grammar, "broken": Broken()}.get, JUMPER)
     rows = [
         Row(1, "k", 0, [], 0),
         Row(2, "k", 0, [1], 1),
@@ -115,7 +137,7 @@ def test_a_failing_row_does_not_touch_its_neighbours(
 
 def test_no_legal_token_is_an_error(engine: Backend, buffer: NDArray[np.int32]) -> None:
     # No token of this vocabulary can write a z.
-    service = GrammarService({"k": engine.compile(Regex(pattern="az"))}.get)
+    service = GrammarService({"k": engine.compile(Regex(pattern="az"))}.get, JUMPER)
     outcome = service.step([Row(1, "k", 0, [0], 0)], buffer.__getitem__)
     assert "no token" in outcome.failed[0]
 
@@ -125,7 +147,7 @@ def test_only_repeatedly_slow_masks_end_a_request(
 ) -> None:
     # Every mask appears to take five seconds: the clock is read before and after each.
     ticks = itertools.count(0.0, 5.0)
-    service = GrammarService({"k": grammar}.get, clock=lambda: next(ticks))
+    service = GrammarService({"k": grammar}.get, JUMPER, clock=lambda: next(ticks))
     row = Row(1, "k", 0, [], 0)
     for _ in range(MAX_SLOW_MASKS - 1):
         assert service.step([row], buffer.__getitem__).filled == [0]
@@ -142,7 +164,7 @@ class Histories(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.service = GrammarService({"k": self.grammar}.get)
+        self.service = GrammarService({"k": self.grammar}.get, JUMPER)
         self.history: list[int] = []
         self.known = 0
         self.buffer = np.zeros((1, words(VOCABULARY.size)), dtype=np.int32)
@@ -164,7 +186,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        self.service = GrammarService({"k": self.grammar}.get)
+        self.service = GrammarService({"k": self.grammar}.get, JUMPER)
 
     @invariant()
     def masks_agree(self) -> None:

@@ -20,14 +20,19 @@ from phloem.srt.grammar.options import GrammarOptions
 from phloem.srt.grammar.process import EXIT_OVERDUE, GrammarProcess
 from phloem.srt.ipc import Channel, make_run_dir
 from phloem.srt.messages import (
+    Forced,
     FromGrammar,
     GrammarClose,
     GrammarCompile,
     GrammarCompiled,
+    GrammarJump,
+    GrammarJumped,
+    GrammarJumpRow,
     GrammarReady,
     GrammarReplay,
     GrammarRow,
     GrammarStep,
+    JumpForward,
     StepMasks,
     StopGrammar,
     ToGrammar,
@@ -117,6 +122,15 @@ def test_masks_follow_the_history(peer: Peer) -> None:
     assert masks.rows == [2]
     assert "contradicts" in masks.failed[3]
     assert allowed_tokens(peer.masks.row(9, 2), 4) == [0, 2, 3]
+
+
+def test_what_is_forced_comes_back(peer: Peer) -> None:
+    compile_pattern(peer)
+    rows = [GrammarJumpRow(1, KEY, 0, [0], JumpForward.EXACT)]
+    peer.scheduler.send(GrammarJump([*rows, GrammarJumpRow(2, KEY, 7, [0], JumpForward.EXACT)]))
+    assert peer.told() == GrammarJumped([Forced(1, [1]), Forced(2, [])])
+    peer.scheduler.send(GrammarStep(1, [GrammarRow(1, KEY, 2, [], 0)]))
+    assert peer.worker.recv(WAIT_MS) == StepMasks(1, [0])
 
 
 def test_what_is_unknown_is_replayed(peer: Peer) -> None:

@@ -4,6 +4,7 @@ always agrees. After each step the harness checks what must always hold (docs/ar
 
 from __future__ import annotations
 
+import random
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -23,9 +24,14 @@ from phloem.srt.messages import (
     FinishReason,
     Flush,
     Flushed,
+    Forced,
     GrammarClose,
     GrammarCompile,
     GrammarCompiled,
+    GrammarJump,
+    GrammarJumped,
+    GrammarJumpRow,
+    GrammarRow,
     GrammarStep,
     Question,
     SamplingParams,
@@ -53,6 +59,7 @@ from phloem.srt.scheduler.core import Scheduler, SchedulerLimits
 from phloem.srt.scheduler.lower_tier import SAVING_SHARE
 from phloem.srt.scheduler.past import MAX_REQUESTS, MAX_TOKENS
 from phloem.srt.scheduler.pins import MAX_PINS
+from phloem.srt.scheduler.request import Status
 from phloem.srt.scheduler.tenants import TenantLimits
 from phloem.srt.testing import FakeTier, FakeWorker, ManualClock, chain
 from phloem.srt.tier_messages import KvLoad, KvSave, StopTier, ToTier
@@ -116,9 +123,15 @@ class Harness:
     answers: dict[int, Answer] = field(default_factory=dict)
     grammar_steps: list[GrammarStep] = field(default_factory=list)
     matchers: dict[int, list[int]] = field(default_factory=dict)
-    """uid → output tokens its matcher was told of."""
+    """uid → output tokens its matcher was told of, or has forced."""
+    forced: dict[str, dict[int, int]] = field(default_factory=dict)
+    """rid → place in the output → the token that was forced there."""
+    closed: dict[str, int] = field(default_factory=dict)
+    """rid → place in the output behind which nothing but the end was legal."""
     hold_compiles: bool = False
     pending: list[GrammarCompile] = field(default_factory=list)
+    hold_jumps: bool = False
+    jumps: list[GrammarJump] = field(default_factory=list)
     transfers: deque[KvSave | KvLoad] = field(default_factory=deque)
     """Orders that the lower tier has not carried out."""
     probes: int = 0
@@ -155,6 +168,7 @@ class Harness:
         self._asked.clear()
         self.matchers.clear()
         self.pending.clear()
+        self.jumps.clear()
         self.transfers.clear()
         old = self.worker
         self.worker = FakeWorker(
@@ -266,6 +280,8 @@ class Harness:
         if self.pending and not self.hold_compiles:
             self.compile_pending()
             self.collect()
+        if self.jumps and not self.hold_jumps:
+            self.jump()
 
     def _is_answered(self, answer: Answer) -> None:
         assert answer.id not in self.answers, "a second answer to a question"
@@ -281,15 +297,48 @@ class Harness:
                 if self.keep_orders:
                     self.grammar_steps.append(order)
                 for row in order.rows:
-                    matcher = self.matchers.setdefault(row.uid, [])
-                    assert row.at <= len(matcher), "a matcher was skipped ahead"
-                    matcher[row.at :] = row.tokens
+                    matcher = self._move(row)
                     request = self.scheduler.ledger.running[row.uid]
-                    history = self.replies[request.rid].tokens
+                    history = self.replies[request.rid].tokens + request.unsent
                     assert matcher == history, "a matcher is elsewhere than its request"
+            case GrammarJump():
+                assert order.rows
+                self.jumps.append(order)
             case GrammarClose(uids):
                 for uid in uids:
                     self.matchers.pop(uid, None)
+
+    def _move(self, row: GrammarRow | GrammarJumpRow) -> list[int]:
+        matcher = self.matchers.setdefault(row.uid, [])
+        assert row.at <= len(matcher), "a matcher was skipped ahead"
+        matcher[row.at :] = row.tokens
+        return matcher
+
+    def jump(self) -> None:
+        """Answer what is asked of forced tokens: some, that follow from those before them."""
+        pending, self.jumps = self.jumps, []
+        for order in pending:
+            self.scheduler.grammar(GrammarJumped([self._forced(row) for row in order.rows]))
+        self.collect()
+
+    def _forced(self, row: GrammarJumpRow) -> Forced:
+        request = self.scheduler.grammars.asked(row.uid)
+        if request is None:
+            return Forced(row.uid, [5, 5])  # it has ended, or another process was asked
+        matcher = self._move(row)
+        rng = random.Random(repr(matcher))
+        tokens = [rng.randrange(64) for _ in range(rng.choice([0, 0, 1, 2, 7]))]
+        ends = rng.random() < 0.05
+        places = self.forced.setdefault(request.rid, {})
+        for place, token in enumerate(tokens, start=len(matcher)):
+            last = place + 1 >= request.max_output or token in request.stop_ids
+            if last and request.status is Status.COMPILING:
+                break  # that one is drawn: of the real mask it would be the only token
+            places[place] = token
+        if ends and request.status is Status.RUNNING:
+            self.closed[request.rid] = len(matcher) + len(tokens)
+        matcher += tokens
+        return Forced(row.uid, tokens, ends)
 
     def _hear(self, message: Accepted | Tokens | Failed) -> None:
         reply = self.replies[message.rid]

@@ -34,6 +34,7 @@ from phloem.srt.messages import (
     GrammarCompiled,
     GrammarReady,
     GrammarReplay,
+    JumpForward,
     RowResult,
     SamplingParams,
     StepPlan,
@@ -179,7 +180,7 @@ class History:
         if len(self.cases) >= self.scale.crowd:
             return
         prompt = prompt or self.prompt()
-        constrained = rng.random() < 0.15
+        constrained = rng.random() < 0.25
         sampling = SamplingParams(
             max_tokens=rng.choice(self.scale.outputs),
             ignore_eos=rng.random() < 0.3,
@@ -188,6 +189,7 @@ class History:
         more: dict[str, Any] = {"tenant": rng.choice(["", "", "a", "b", "c"])}
         if constrained:
             more["constraint"] = Regex(pattern=f"a{{{rng.randrange(4)}}}")
+            more["jump"] = rng.choice(list(JumpForward))
         if rng.random() < 0.08:
             more["prompt_logprobs_from"] = rng.randrange(len(prompt))
         if rng.random() < 0.1:
@@ -302,6 +304,7 @@ class History:
         """It is slow, or refuses a grammar, or has lost a matcher."""
         h, rng = self.h, self.rng
         h.hold_compiles = rng.random() < 0.4
+        h.hold_jumps = rng.random() < 0.4
         if h.pending and rng.random() < 0.3:
             order = h.pending.pop()
             for request in h.scheduler._by_rid.values():
@@ -320,6 +323,7 @@ class History:
                 self.cases[request.rid].excuses.add("Unavailable")
         self.h.matchers.clear()
         self.h.pending.clear()
+        self.h.jumps.clear()
         self.h.scheduler.grammar(GrammarReady({}))
         self.h.collect()
 
@@ -391,8 +395,9 @@ class History:
     def _unblock(self) -> bool:
         """Nothing was planned: only somebody else's answer may be the reason."""
         h = self.h
-        busy = bool(h.transfers or h.pending)
+        busy = bool(h.transfers or h.pending or h.jumps)
         h.carry_out(1)
+        h.jump()
         if h.pending:
             h.compile_pending()
             h.collect()
@@ -412,7 +417,7 @@ class History:
     def finish(self) -> None:
         """Everybody leaves in their own time; then nothing is held."""
         h = self.h
-        h.hold_compiles = False
+        h.hold_compiles = h.hold_jumps = False
         h.collect()
         drains = self.rng.random() < 0.3
         if drains:
@@ -456,7 +461,9 @@ class History:
         self.ended += 1
         end = reply.end
         whole = not isinstance(end, Failed) and end.finish is not FinishReason.ABORT
-        self._verify_tokens(case, reply.tokens, end if whole else None)
+        forced = self.h.forced.pop(rid, {})
+        closed = self.h.closed.pop(rid, None)
+        self._verify_tokens(case, reply.tokens, end if whole else None, forced, closed)
         if isinstance(end, Failed):
             kind = end.error.kind
             late = kind == "DeadlineExceeded" and case.deadline <= self.h.clock()
@@ -467,13 +474,23 @@ class History:
             assert end.cached_tokens == min(reply.prefix, len(case.prompt))
             self.said.append(case.prompt + reply.tokens)
 
-    def _verify_tokens(self, case: Case, tokens: list[int], end: Tokens | None) -> None:
+    def _verify_tokens(
+        self,
+        case: Case,
+        tokens: list[int],
+        end: Tokens | None,
+        forced: dict[int, int],
+        closed: int | None,
+    ) -> None:
         draw, state = self.h.worker._draw, 0
         for token in case.prompt:
             state = chain(state, token)
         stopped = False
-        for token in tokens:
-            assert not stopped and token == draw(state), "another answer than alone"
+        for place, token in enumerate(tokens):
+            wanted = forced.get(place, draw(state))
+            if place == closed:
+                wanted = min(self.h.worker.eos_ids)
+            assert not stopped and token == wanted, "another answer than alone"
             stopped = token in case.stops
             state = chain(state, token)
         assert len(tokens) <= max(0, case.limit)
