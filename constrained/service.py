@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
@@ -21,8 +22,11 @@ from phloem.constrained.jump import NO_JUMP, Jump, Jumper
 
 log = logging.getLogger(__name__)
 
-SLOW_MASK_SECONDS = 1.0
-MAX_SLOW_MASKS = 3
+FREE_SECONDS = 1.0
+TOKEN_SECONDS = 0.01
+"""What a request's matcher may take of processor time in all: so much, and so much more for each
+token of its output. A lazily compiled grammar pays for each state on its first visit; an ambiguous
+one takes longer and longer, and holds up every other row."""
 
 
 class History(Protocol):
@@ -48,13 +52,37 @@ class Row(History, Protocol):
     def mask_row(self) -> int: ...
 
 
+class Guard(Protocol):
+    """Told when one request's matcher goes to work and when it is back, in case it never is."""
+
+    def begin(self, uid: int) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class NoGuard:
+    """Where nobody watches."""
+
+    def begin(self, uid: int) -> None:
+        """Nobody is told."""
+
+    def end(self) -> None:
+        """Nobody is told."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """Mask rows that were filled, mask rows that failed and why, requests to be replayed."""
+    """Mask rows that were filled, mask rows that failed and why, requests to be replayed. Rows in
+    `too_dear` (which are in `failed`) went over what a constraint may cost."""
 
-    filled: list[int]
-    failed: dict[int, str]
-    replay: list[int]
+    filled: list[int] = dataclasses.field(default_factory=list)
+    failed: dict[int, str] = dataclasses.field(default_factory=dict)
+    replay: list[int] = dataclasses.field(default_factory=list)
+    too_dear: list[int] = dataclasses.field(default_factory=list)
+
+
+class _TooDear(Exception):
+    """A matcher took more than its share of processor time."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -62,87 +90,109 @@ class _Progress:
     matcher: Matcher
     key: str
     tokens: list[int] = dataclasses.field(default_factory=list)
-    slow_masks: int = 0
+    seconds: float = 0.0
 
 
 class GrammarService:
     """`grammar_of` looks up a compiled grammar by key; None when it is not (or no longer) there.
-    `jumper` finds what is forced."""
+    `jumper` finds what is forced. `clock` is processor seconds of this thread. The matcher of
+    request `stuck` once did not come back, so it is not asked again."""
 
     def __init__(
         self,
         grammar_of: Callable[[str], CompiledGrammar | None],
         jumper: Jumper,
         *,
-        slow_mask_seconds: float = SLOW_MASK_SECONDS,
+        guard: Guard | None = None,
+        stuck: int | None = None,
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._grammar_of = grammar_of
         self._jumper = jumper
-        self._slow_mask_seconds = slow_mask_seconds
+        self._guard = guard or NoGuard()
+        self._stuck = stuck
         self._clock = clock
         self._matchers: dict[int, _Progress] = {}
 
     def step(self, rows: Iterable[Row], mask_of: Callable[[int], NDArray[np.int32]]) -> StepOutcome:
         """Bring each row's matcher to its history and fill its mask; `mask_of(mask_row)` gives
         the words to write."""
-        outcome = StepOutcome([], {}, [])
+        outcome = StepOutcome()
         for row in rows:
             try:
-                ready = self._advance(row)
-                if ready is None:
-                    outcome.replay.append(row.uid)
-                    continue
-                reason = self._fill(self._matchers[row.uid], mask_of(row.mask_row))
+                with self._at_work(row):
+                    reason = self._mask(row, mask_of(row.mask_row), outcome)
+            except _TooDear as error:
+                reason = str(error)
+                outcome.too_dear.append(row.mask_row)
             except MatcherRejected as error:
                 reason = f"the history contradicts the constraint: {error}"
             except Exception as error:  # whatever one matcher does, the others go on
                 reason = f"the constraint's matcher failed: {type(error).__name__}: {error}"
-            if reason is None:
-                outcome.filled.append(row.mask_row)
-            else:
+            if reason is not None:
                 self._matchers.pop(row.uid, None)
                 outcome.failed[row.mask_row] = reason
         return outcome
+
+    def _mask(self, row: Row, mask: NDArray[np.int32], outcome: StepOutcome) -> str | None:
+        """Fill one mask; why the request cannot go on, if it cannot."""
+        matcher = self._advance(row)
+        if matcher is None:
+            outcome.replay.append(row.uid)
+            return None
+        matcher.fill(mask)
+        if mask.any():
+            outcome.filled.append(row.mask_row)
+            return None
+        if matcher.is_terminated:
+            return "the constrained text has already ended"
+        return "no token of the vocabulary can continue the constrained text"
 
     def jump(self, row: History, *, exact: bool) -> Jump:
         """Bring a matcher to its history and past the tokens that are forced from there. A matcher
         that cannot be brought there does not jump: the next step tells why."""
         try:
-            if self._advance(row) is None:
-                return NO_JUMP
-            progress = self._matchers[row.uid]
-            if exact:
-                jump = self._jumper.exact(progress.matcher)
-            else:
-                jump = self._jumper.canonical(progress.matcher, progress.tokens)
-        except Exception:  # whatever one matcher does, the others go on; its next mask fails
-            log.exception("request %d: its matcher failed in a jump", row.uid)
+            with self._at_work(row):
+                if self._advance(row) is None:
+                    return NO_JUMP
+                progress = self._matchers[row.uid]
+                if exact:
+                    jump = self._jumper.exact(progress.matcher)
+                else:
+                    jump = self._jumper.canonical(progress.matcher, progress.tokens)
+                progress.tokens += jump.tokens
+                return jump
+        except _TooDear:
+            return NO_JUMP  # the next mask says so
+        except Exception as error:  # whatever one matcher does, the others go on
+            log.warning("request %d: no jump: %s: %s", row.uid, type(error).__name__, error)
             self._matchers.pop(row.uid, None)
             return NO_JUMP
-        progress.tokens += jump.tokens
-        return jump
 
-    def _fill(self, progress: _Progress, mask: NDArray[np.int32]) -> str | None:
-        """Fill the mask; why the request cannot go on, if it cannot.
+    @contextmanager
+    def _at_work(self, row: History) -> Iterator[None]:
+        """One matcher works; what it takes is its own to answer for.
 
-        One slow mask is no fault: a lazily compiled grammar pays for each state on its first
-        visit. An ambiguous grammar is slow again and again, and holds up every other row.
+        Raises:
+            _TooDear: it has taken too much by now, or in another life.
         """
+        if row.uid == self._stuck:
+            raise _TooDear("the constraint's matcher did not come back")
+        self._guard.begin(row.uid)
         start = self._clock()
-        progress.matcher.fill(mask)
-        if self._clock() - start > self._slow_mask_seconds:
-            progress.slow_masks += 1
-            if progress.slow_masks >= MAX_SLOW_MASKS:
-                return (
-                    f"{MAX_SLOW_MASKS} of the constraint's masks took more than"
-                    f" {self._slow_mask_seconds:g} s of processor time each"
+        try:
+            yield
+        finally:
+            self._guard.end()
+        progress = self._matchers.get(row.uid)
+        if progress is not None:
+            progress.seconds += self._clock() - start
+            allowed = FREE_SECONDS + TOKEN_SECONDS * len(progress.tokens)
+            if progress.seconds > allowed:
+                raise _TooDear(
+                    f"the constraint's masks took {progress.seconds:.2g} s of processor time;"
+                    f" {allowed:.2g} s are allowed for {len(progress.tokens)} tokens"
                 )
-        if mask.any():
-            return None
-        if progress.matcher.is_terminated:
-            return "the constrained text has already ended"
-        return "no token of the vocabulary can continue the constrained text"
 
     def _advance(self, row: History) -> Matcher | None:
         """The row's matcher at its history; None when the row must come again from 0.

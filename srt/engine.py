@@ -269,7 +269,7 @@ class Engine:
             if death.role == "grammar":
                 log.warning("%s; a new one takes over", death)
                 await self._pause_restarts()
-                await self._backend.generation.restart("grammar")
+                await self._backend.generation.restart("grammar", predecessor=death.code)
                 continue
             log.error("%s; the backend starts anew", death)
             await self._start_anew(str(death))

@@ -99,8 +99,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     The first chunk comes when the request was accepted (its constraint compiled, its place in the
     queue taken) and has no text: whoever waits for it can still answer with an error status. The
     last one has `finish`. Counts are totals so far. `cached_tokens` of the prompt were taken from
-    the radix tree when the request was first admitted; it is 0 before the first token. `forced_tokens`
-    of the output were forced by its constraint and not sampled.
+    the radix tree when the request was first admitted; it is 0 before the first token.
+    `forced_tokens` of the output were forced by its constraint and not sampled.
     `prompt_logprobs` comes once; its first entry is None when it begins at token 0. `constraint`
     comes with `finish`, `fields` with the text that completes them, both from the HTTP layer.
     """

@@ -318,13 +318,15 @@ class WorkerReady(Wire, frozen=True, tag="worker_ready"):
 
 
 class RowResult(Wire, frozen=True):
-    """What a row gave. `token` is -1 when nothing was sampled or `error` is set."""
+    """What a row gave. `token` is -1 when nothing was sampled or `error` is set; the error is the
+    request's own fault if `too_dear`: its constraint costs too much."""
 
     epoch: int
     token: int = -1
     logprob: TokenLogprob | None = None
     prompt_logprobs: list[TokenLogprob] | None = None  # of this step's prompt tokens, in order
     error: str | None = None
+    too_dear: bool = False
 
 
 class StepResult(Wire, frozen=True, tag="result"):
@@ -453,8 +455,10 @@ FromGrammar = GrammarReady | GrammarCompiled | GrammarReplay | GrammarJumped
 
 class StepMasks(Wire, frozen=True, tag="step_masks"):
     """Masks of these `rows` (mask_row indices) of step `step_id` are in the buffer; `failed` rows
-    have none, with the reason: they end in an error, their neighbours do not notice."""
+    have none, with the reason: they end in an error, their neighbours do not notice. Those in
+    `too_dear` failed by what their constraint costs."""
 
     step_id: int
     rows: list[int]
     failed: dict[int, str] = {}
+    too_dear: list[int] = []

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from phloem.srt.process import ROLES, error_file
 
@@ -38,12 +39,14 @@ _WORKER_ENVIRONMENT = {
 
 
 class ChildDied(Exception):
-    """A child ended by itself. `reason` is its own last word, or how it ended."""
+    """A child ended by itself. `reason` is its own last word, or how it ended; `code` its exit
+    code, negative for a signal."""
 
-    def __init__(self, role: str, reason: str) -> None:
+    def __init__(self, role: str, reason: str, code: int) -> None:
         super().__init__(f"the {role} process {reason}")
         self.role = role
         self.reason = reason
+        self.code = code
 
 
 class Generation:
@@ -99,7 +102,7 @@ class Generation:
         done, _ = await asyncio.wait(self._waiters, return_when=asyncio.FIRST_COMPLETED)
         task = done.pop()
         role = self._waiters.pop(task)
-        return ChildDied(role, self._last_word(role, task.result()))
+        return ChildDied(role, self._last_word(role, task.result()), task.result())
 
     def _last_word(self, role: str, code: int) -> str:
         word = error_file(self.run_dir, role) if self.run_dir is not None else None
@@ -109,10 +112,11 @@ class Generation:
             return f"was killed by {signal.Signals(-code).name}"
         return f"ended with exit code {code}"
 
-    async def restart(self, role: str) -> None:
-        """Put a new process in the place of one that ended."""
+    async def restart(self, role: str, **changed: object) -> None:
+        """Put a new process in the place of one that ended, with some of its options changed."""
         assert self.run_dir is not None
         error_file(self.run_dir, role).unlink(missing_ok=True)
+        self._options[role] = replace(self._options[role], **changed)
         await self._spawn(role)
         self._tell(role)
 

@@ -9,8 +9,9 @@ class GrammarOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Sockets and the mask buffer are in `run_dir` (`grammar.sock`, `masks.sock`, `masks`).
 
     `max_rows` and `vocab_size` shape the mask buffer. A compile may take `compile_timeout_s`
-    seconds; `memory_bytes` is what the process may add to its size after loading; `cache_bytes`
-    bounds the compiled grammars it keeps.
+    seconds of processor time; `memory_bytes` is what the process, and the one that compiles for
+    it, may add to its size after loading; `cache_bytes` bounds the compiled grammars it keeps.
+    `predecessor` is the exit code of the process whose place this one takes, 0 for the first.
     """
 
     run_dir: str
@@ -21,4 +22,5 @@ class GrammarOptions(msgspec.Struct, frozen=True, kw_only=True):
     compile_threads: int = 1
     memory_bytes: int = 2 << 30
     cache_bytes: int = 256 << 20
+    predecessor: int = 0
     log_level: str = "info"

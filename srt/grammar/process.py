@@ -33,6 +33,7 @@ from phloem.constrained.service import GrammarService
 from phloem.constrained.vocab import Vocabulary
 from phloem.srt.errors import InvalidConstraint
 from phloem.srt.grammar.options import GrammarOptions
+from phloem.srt.grammar.watchdog import Watchdog
 from phloem.srt.ipc import Channel
 from phloem.srt.messages import (
     Forced,
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
 
 EXIT_OVERDUE = 3
 BACKEND = "xgrammar"
+MATCHER_SECONDS = 5.0
+"""What a matcher may take at one time before the process is ended for it."""
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +69,11 @@ class GrammarProcess:
     """The loop. `vocabulary` is given by `main`; tests give their own. `encode` as in `Jumper`."""
 
     def __init__(
-        self, options: GrammarOptions, vocabulary: Vocabulary, encode: Encode | None = None
+        self,
+        options: GrammarOptions,
+        vocabulary: Vocabulary,
+        encode: Encode | None = None,
+        watchdog: Watchdog | None = None,
     ) -> None:
         start = time.perf_counter()
         run_dir = Path(options.run_dir)
@@ -80,7 +87,12 @@ class GrammarProcess:
             timeout_s=options.compile_timeout_s,
             cache_bytes=options.cache_bytes,
         )
-        self._service = GrammarService(self._compiler.obtain, Jumper(vocabulary, encode))
+        self._service = GrammarService(
+            self._compiler.obtain,
+            Jumper(vocabulary, encode),
+            guard=watchdog,
+            stuck=None if watchdog is None else watchdog.left_by(options.predecessor),
+        )
         self._masks = MaskBuffer.open(run_dir / "masks", options.max_rows, options.vocab_size)
         self._context = zmq.Context()
         self._scheduler: Channel[FromGrammar, ToGrammar] = Channel(
@@ -136,7 +148,7 @@ class GrammarProcess:
         if outcome.replay:
             self._scheduler.send(GrammarReplay(step_id, outcome.replay))
         if outcome.filled or outcome.failed:
-            self._worker.send(StepMasks(step_id, outcome.filled, outcome.failed))
+            self._worker.send(StepMasks(step_id, outcome.filled, outcome.failed, outcome.too_dear))
 
     def _jump(self, row: GrammarJumpRow) -> Forced:
         jump = self._service.jump(row, exact=row.jump is JumpForward.EXACT)
@@ -207,7 +219,10 @@ def main(options: GrammarOptions, startup: dict[str, float]) -> None:
     loaded = time.perf_counter() - start
     tokenizer: Future[Tokenizer] = Future()
     process = GrammarProcess(
-        options, vocabulary, lambda text: tokenizer.result().encode_inside(text)
+        options,
+        vocabulary,
+        encode=lambda text: tokenizer.result().encode_inside(text),
+        watchdog=Watchdog(Path(options.run_dir) / "matcher", MATCHER_SECONDS),
     )
     process.startup |= startup | {"vocabulary": loaded}
     limit_memory(options.memory_bytes)

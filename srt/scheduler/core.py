@@ -72,6 +72,7 @@ from phloem.srt.scheduler.output import (
     append_drawn,
     append_forced,
     append_stop,
+    row_error,
     take_message,
 )
 from phloem.srt.scheduler.past import Past
@@ -486,7 +487,7 @@ class Scheduler:
         elif request.expired:
             self._fail(request, self._deadline_error(request))
         elif row.error is not None:
-            self._fail(request, InternalError(row.error))
+            self._fail(request, row_error(row.error, too_dear=row.too_dear))
         elif row.token >= 0:
             return self._token(request, row)
         elif request.computed_len == len(request.tokens) and request.max_output == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from phloem.srt.errors import InternalError, InvalidConstraint, PhloemError
 from phloem.srt.messages import FinishReason, TokenLogprob, Tokens
 from phloem.srt.scheduler.request import Request
 
@@ -51,6 +52,13 @@ def _ending(request: Request, token: int) -> Ending | None:
     if request.output_len >= request.max_output:
         return Ending(FinishReason.LENGTH)
     return None
+
+
+def row_error(reason: str, *, too_dear: bool) -> PhloemError:
+    """What a request ends in whose row gave no token: the server's fault, or its constraint's."""
+    if too_dear:
+        return InvalidConstraint(reason, code="constraint_too_slow")
+    return InternalError(reason)
 
 
 def take_message(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Set
-from typing import Never
+from typing import NamedTuple, Never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,17 @@ def apply_mask(logits: NDArray[np.float32], mask: NDArray[np.int32]) -> NDArray[
     return masked
 
 
+class NoMask(NamedTuple):
+    """Why a row has no mask; `too_dear` when its constraint costs too much."""
+
+    reason: str
+    too_dear: bool = False
+
+
+def _failed(message: StepMasks) -> dict[int, NoMask]:
+    return {row: NoMask(reason, row in message.too_dear) for row, reason in message.failed.items()}
+
+
 class MaskInbox:
     """Takes the grammar process's `StepMasks` and gives, for one step, the rows it speaks of.
 
@@ -45,27 +56,27 @@ class MaskInbox:
 
     def wait(
         self, step_id: int, rows: Set[int], timeout_s: float
-    ) -> tuple[frozenset[int], dict[int, str]]:
+    ) -> tuple[frozenset[int], dict[int, NoMask]]:
         """Block until each of `rows` (mask rows of step `step_id`) is ready or has failed.
 
         Returns the ready ones, and for every other one the reason why it has no mask.
         """
         ready: set[int] = set()
-        failed: dict[int, str] = {}
+        failed: dict[int, NoMask] = {}
         deadline = time.monotonic() + timeout_s
         for early in self._early.pop(step_id, ()):
             ready.update(early.rows)
-            failed.update(early.failed)
+            failed |= _failed(early)
         while not rows <= ready | failed.keys():
             message = self._channel.recv(max(0, int((deadline - time.monotonic()) * 1000)))
             if message is None:
                 break
             if message.step_id == step_id:
                 ready.update(message.rows)
-                failed.update(message.failed)
+                failed |= _failed(message)
             elif message.step_id > step_id:
                 self._early.setdefault(message.step_id, []).append(message)
         self._early = {step: kept for step, kept in self._early.items() if step > step_id}
         ready -= failed.keys()
-        late = f"no mask came from the grammar process within {timeout_s:g} s"
+        late = NoMask(f"no mask came from the grammar process within {timeout_s:g} s")
         return frozenset(ready & rows), {r: failed.get(r, late) for r in rows - ready}

@@ -178,8 +178,8 @@ class Worker:
         if not wanted:
             return {}
         ready, failed = self._inbox.wait(plan.step_id, wanted.keys(), self._mask_timeout_s)
-        for row, reason in failed.items():
-            draws.setdefault(wanted[row], Draw(error=reason))
+        for row, why in failed.items():
+            draws.setdefault(wanted[row], Draw(error=why.reason, too_dear=why.too_dear))
         return {wanted[row]: self._masks.row(plan.step_id, row) for row in ready}
 
     def _narrowing(
@@ -220,6 +220,7 @@ def _row_result(row: RowPlan, draw: Draw, prompt: list[TokenLogprob] | None) -> 
         logprob=draw.logprob,
         prompt_logprobs=prompt,
         error=draw.error,
+        too_dear=draw.too_dear,
     )
 
 

@@ -32,11 +32,12 @@ class RowError(Exception):
 
 
 class Draw(NamedTuple):
-    """What sampling gave a row: a token, or the reason why there is none."""
+    """What sampling gave a row: a token, or the reason why there is none (see `RowResult`)."""
 
     token: int = -1
     logprob: TokenLogprob | None = None
     error: str | None = None
+    too_dear: bool = False
 
 
 class TokenCounts:

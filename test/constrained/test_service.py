@@ -16,7 +16,7 @@ from phloem.constrained.backends import load_backend
 from phloem.constrained.base import Backend, CompiledGrammar, Matcher
 from phloem.constrained.bitmask import allowed_tokens, words
 from phloem.constrained.jump import NO_JUMP, Jump, Jumper
-from phloem.constrained.service import MAX_SLOW_MASKS, GrammarService
+from phloem.constrained.service import GrammarService
 from phloem.constrained.spec import Regex
 from phloem.constrained.vocab import Vocabulary
 
@@ -142,18 +142,37 @@ def test_no_legal_token_is_an_error(engine: Backend, buffer: NDArray[np.int32]) 
     assert "no token" in outcome.failed[0]
 
 
-def test_only_repeatedly_slow_masks_end_a_request(
+def test_a_constraint_that_costs_too_much_ends_alone(
     grammar: CompiledGrammar, buffer: NDArray[np.int32]
 ) -> None:
-    # Every mask appears to take five seconds: the clock is read before and after each.
-    ticks = itertools.count(0.0, 5.0)
+    # Every mask appears to take 0.4 seconds: the clock is read before and after each.
+    ticks = itertools.count(0.0, 0.4)
     service = GrammarService({"k": grammar}.get, JUMPER, clock=lambda: next(ticks))
     row = Row(1, "k", 0, [], 0)
-    for _ in range(MAX_SLOW_MASKS - 1):
+    for _ in range(2):
         assert service.step([row], buffer.__getitem__).filled == [0]
     outcome = service.step([row], buffer.__getitem__)
     assert "processor time" in outcome.failed[0]
+    assert outcome.too_dear == [0]
     assert service.step([Row(2, "k", 0, [], 1)], buffer.__getitem__).filled == [1]
+
+
+def test_each_matcher_at_work_is_announced(
+    grammar: CompiledGrammar, buffer: NDArray[np.int32]
+) -> None:
+    said: list[int | None] = []
+
+    class Notes:
+        def begin(self, uid: int) -> None:
+            said.append(uid)
+
+        def end(self) -> None:
+            said.append(None)
+
+    service = GrammarService({"k": grammar}.get, JUMPER, guard=Notes())
+    service.step([Row(7, "k", 0, [], 0), Row(8, "k", 0, [1], 1)], buffer.__getitem__)
+    service.jump(Row(7, "k", 0, [0], 0), exact=True)
+    assert said == [7, None, 8, None, 7, None]
 
 
 class Histories(RuleBasedStateMachine):
