@@ -33,10 +33,10 @@ from pathlib import Path
 from typing import Any
 
 from common import write_json
+from coverage_engines import load
 from rich.console import Console
 from rich.table import Table
 
-from phloem.constrained.backends import load_backend
 from phloem.constrained.base import Backend, CompiledGrammar, ConstraintError, MatcherRejected
 from phloem.constrained.spec import JsonSchema
 from phloem.constrained.vocab import Vocabulary
@@ -111,7 +111,7 @@ def _work(
 ) -> None:  # pragma: no cover - runs in a child
     soft = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, soft))
-    backend = load_backend(engine, BYTES)
+    backend = load(engine, BYTES)
     for row in rows:
         spent = int(time.process_time())
         resource.setrlimit(resource.RLIMIT_CPU, (spent + seconds, resource.RLIM_INFINITY))
@@ -166,7 +166,7 @@ def tabulate(verdicts: Iterable[Verdict], title: str) -> Table:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("data", nargs="+", type=Path)
-    parser.add_argument("--engine", default="xgrammar")
+    parser.add_argument("--engine", default="routed", help="see `coverage_engines.py`")
     parser.add_argument("--only", help="schemas whose id contains this")
     parser.add_argument("--seconds", type=int, default=10, help="processor time for a schema")
     parser.add_argument("--list", action="store_true", help="print every schema that is not exact")
@@ -183,7 +183,7 @@ def main(argv: list[str] | None = None) -> int:
             range(parts),
         )
         verdicts = [v for share in shares for v in share]
-    Console(stderr=True, width=120).print(tabulate(verdicts, f"Phloem on {arguments.engine}"))
+    Console(stderr=True, width=120).print(tabulate(verdicts, arguments.engine))
     if arguments.list:
         for v in verdicts:
             if v.outcome != "exact":

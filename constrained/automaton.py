@@ -1,55 +1,37 @@
 """Finite automata over characters: what patterns become when they are combined.
 
 Used where a grammar has no operator: strings that match two patterns, or a pattern and a length,
-or that are none of some names. Automata are deterministic, partial (a missing transition rejects)
-and trimmed (every state can still accept), so an empty language has no state but a dead start.
+or that are none of some names. Automata are deterministic, partial, trimmed and minimal.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
 
 from phloem.constrained import charset
+from phloem.constrained.alphabet import Alphabet, split
 from phloem.constrained.base import LimitExceeded
-from phloem.constrained.charset import CharSet
-from phloem.constrained.pattern import Alt, Chars, Node, Repeat, Seq
+from phloem.constrained.minimise import minimise
+from phloem.constrained.nfa import MAX_NFA_STATES, Nfa
+from phloem.constrained.pattern import Automaton, Node
+
+__all__ = [
+    "Automaton",
+    "build",
+    "difference",
+    "disjoint",
+    "from_pattern",
+    "intersection",
+    "of_length",
+    "union",
+    "words",
+]
 
 State = TypeVar("State", bound=Hashable)
+Row = list[tuple[int, int]]
 
-MAX_STATES = 4_000
-MAX_NFA_STATES = 40_000
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Automaton:
-    """`edges[s]` are disjoint character sets with their targets; state 0 is the start."""
-
-    edges: tuple[tuple[tuple[CharSet, int], ...], ...]
-    accepting: frozenset[int]
-
-    @property
-    def is_empty(self) -> bool:
-        """No string is accepted."""
-        return not self.accepting
-
-    def step(self, state: int, character: str) -> int | None:
-        """The next state, or None when `character` is not accepted."""
-        for chars, target in self.edges[state]:
-            if charset.contains(chars, character):
-                return target
-        return None
-
-    def accepts(self, text: str) -> bool:
-        """Whether the whole of `text` is in the language."""
-        state = 0
-        for character in text:
-            target = self.step(state, character)
-            if target is None:
-                return False
-            state = target
-        return state in self.accepting
+MAX_STATES = 10_000
 
 
 def _limit(count: int, limit: int = MAX_STATES) -> None:
@@ -60,118 +42,71 @@ def _limit(count: int, limit: int = MAX_STATES) -> None:
 # --------------------------------------------------------------------------- construction
 
 
-class _Nfa:
-    """Thompson's construction."""
-
-    def __init__(self) -> None:
-        self.empty: list[list[int]] = []
-        self.edges: list[list[tuple[CharSet, int]]] = []
-
-    def state(self) -> int:
-        _limit(len(self.empty), MAX_NFA_STATES)
-        self.empty.append([])
-        self.edges.append([])
-        return len(self.empty) - 1
-
-    def add(self, node: Node, start: int) -> int:
-        """Build `node` from state `start`; its end state."""
-        match node:
-            case Chars(chars):
-                end = self.state()
-                self.edges[start].append((chars, end))
-                return end
-            case Seq(items):
-                for item in items:
-                    start = self.add(item, start)
-                return start
-            case Alt(items):
-                ends = [self.add(item, self._fork(start)) for item in items]
-                join = self.state()
-                for end in ends:
-                    self.empty[end].append(join)
-                return join
-            case Repeat(item, low, high):
-                return self._repeat(item, low, high, start)
-            case _:
-                raise AssertionError("anchors are gone once a pattern is closed")
-
-    def _fork(self, start: int) -> int:
-        state = self.state()
-        self.empty[start].append(state)
-        return state
-
-    def _repeat(self, item: Node, low: int, high: int | None, start: int) -> int:
-        for _ in range(low):
-            start = self.add(item, start)
-        if high is None:
-            loop = self._fork(start)
-            self.empty[self.add(item, loop)].append(loop)
-            return self._fork(loop)
-        join = self.state()
-        self.empty[start].append(join)
-        for _ in range(high - low):
-            start = self.add(item, self._fork(start))
-            self.empty[start].append(join)
-        return join
-
-    def closure(self, states: Iterable[int]) -> frozenset[int]:
-        found = set(states)
-        pending = list(found)
-        while pending:
-            for state in self.empty[pending.pop()]:
-                if state not in found:
-                    found.add(state)
-                    pending.append(state)
-        return frozenset(found)
-
-
 def from_pattern(node: Node) -> Automaton:
     """The automaton of a closed pattern.
 
     Raises:
         LimitExceeded: it would have too many states.
     """
-    nfa = _Nfa()
-    start = nfa.state()
-    end = nfa.add(node, start)
+    if isinstance(node, Automaton):
+        return node
+    nfa = Nfa(node)
+    assert not nfa.conditions, "conditions are gone once a pattern is closed"
 
-    def successors(states: frozenset[int]) -> list[tuple[CharSet, frozenset[int]]]:
-        outgoing = [edge for state in states for edge in nfa.edges[state]]
-        found: dict[frozenset[int], list[CharSet]] = {}
-        for atom in charset.atoms(chars for chars, _ in outgoing):
-            first = chr(atom[0][0])
-            targets = [to for chars, to in outgoing if charset.contains(chars, first)]
+    def closure(states: Iterable[int]) -> frozenset[int]:
+        reached = nfa.closure(states)
+        everything = reached & nfa.universal
+        return nfa.closure([min(everything)]) if everything else reached
+
+    def successors(states: frozenset[int]) -> list[tuple[int, frozenset[int]]]:
+        outgoing: dict[int, set[int]] = {}
+        for state in states:
+            for mask, to in nfa.edges[state]:
+                outgoing.setdefault(mask, set()).add(to)
+        found: dict[frozenset[int], int] = {}
+        for part in split(outgoing, nfa.alphabet.full):
+            targets = {t for mask, to in outgoing.items() if mask & part for t in to}
             if targets:
-                found.setdefault(nfa.closure(targets), []).append(atom)
-        return [(charset.union(*atoms), target) for target, atoms in found.items()]
+                target = closure(targets)
+                found[target] = found.get(target, 0) | part
+        return [(mask, target) for target, mask in found.items()]
 
-    return _build(nfa.closure([start]), successors, lambda states: end in states)
+    start = closure([nfa.start])
+    return build(start, successors, lambda states: nfa.end in states, nfa.alphabet)
 
 
-def _build(
+def build(
     start: State,
-    successors: Callable[[State], list[tuple[CharSet, State]]],
+    successors: Callable[[State], list[tuple[int, State]]],
     accepts: Callable[[State], bool],
+    alphabet: Alphabet,
+    limit: int = MAX_STATES,
 ) -> Automaton:
-    """Explore from `start`, then drop what cannot accept."""
+    """Explore from `start` over masks of `alphabet`, drop what cannot accept, merge equal states.
+
+    Raises:
+        LimitExceeded: there are more than `limit` states.
+    """
     numbers: dict[State, int] = {start: 0}
     order: list[State] = [start]
-    edges: list[list[tuple[CharSet, int]]] = []
+    rows: list[Row] = []
     for state in order:
-        row: list[tuple[CharSet, int]] = []
-        for chars, target in successors(state):
-            if target not in numbers:
-                numbers[target] = len(order)
+        row: dict[int, int] = {}
+        for mask, target in successors(state):
+            number = numbers.setdefault(target, len(order))
+            if number == len(order):
                 order.append(target)
-                _limit(len(order))
-            row.append((chars, numbers[target]))
-        edges.append(row)
-    return _trim(edges, {i for i, state in enumerate(order) if accepts(state)})
+                _limit(len(order), limit)
+            row[number] = row.get(number, 0) | mask
+        rows.append([(mask, number) for number, mask in row.items()])
+    accepting = {i for i, state in enumerate(order) if accepts(state)}
+    return _finish(*_trim(rows, accepting), alphabet)
 
 
-def _trim(edges: list[list[tuple[CharSet, int]]], accepting: set[int]) -> Automaton:
-    sources: list[list[int]] = [[] for _ in edges]
-    for state, row in enumerate(edges):
+def _trim(rows: list[Row], accepting: set[int]) -> tuple[list[Row], set[int]]:
+    """Only the start and states that can accept."""
+    sources: list[list[int]] = [[] for _ in rows]
+    for state, row in enumerate(rows):
         for _, target in row:
             sources[target].append(state)
     live = set(accepting)
@@ -181,16 +116,29 @@ def _trim(edges: list[list[tuple[CharSet, int]]], accepting: set[int]) -> Automa
             if source not in live:
                 live.add(source)
                 pending.append(source)
-    kept = [s for s in range(len(edges)) if s in live or s == 0]
+    kept = [s for s in range(len(rows)) if s in live or s == 0]
     number = {state: i for i, state in enumerate(kept)}
+    return (
+        [[(m, number[t]) for m, t in rows[s] if t in live] for s in kept],
+        {number[s] for s in accepting},
+    )
+
+
+def _finish(rows: list[Row], accepting: set[int], alphabet: Alphabet) -> Automaton:
+    rows, accepting = minimise(rows, accepting)
+    chars = alphabet.chars
     return Automaton(
-        tuple(tuple((c, number[t]) for c, t in edges[s] if t in live) for s in kept),
-        frozenset(number[s] for s in accepting),
+        tuple(tuple((chars(mask), target) for mask, target in row) for row in rows),
+        frozenset(accepting),
     )
 
 
 def words(texts: Iterable[str]) -> Automaton:
-    """Exactly these strings, as a trie."""
+    """Exactly these strings.
+
+    Raises:
+        LimitExceeded: they have too many characters.
+    """
     trie: list[dict[str, int]] = [{}]
     accepting: set[int] = set()
     for text in texts:
@@ -202,50 +150,129 @@ def words(texts: Iterable[str]) -> Automaton:
             state = trie[state][character]
         accepting.add(state)
     _limit(len(trie), MAX_NFA_STATES)
-    rows = (tuple((charset.of(c), to) for c, to in row.items()) for row in trie)
-    return Automaton(tuple(rows), frozenset(accepting))
+    alphabet = Alphabet({charset.of(c) for row in trie for c in row})
+    rows = [[(alphabet.mask(charset.of(c)), to) for c, to in row.items()] for row in trie]
+    return _finish(rows, accepting, alphabet)
 
 
 # --------------------------------------------------------------------------- operations
 
 
+def _shared(*machines: Automaton) -> tuple[Alphabet, list[list[Row]]]:
+    """One alphabet for all, and their rows in masks of it."""
+    alphabet = Alphabet({c for machine in machines for row in machine.edges for c, _ in row})
+    rows = [[[(alphabet.mask(c), t) for c, t in row] for row in m.edges] for m in machines]
+    return alphabet, rows
+
+
 def intersection(left: Automaton, right: Automaton) -> Automaton:
     """What both accept."""
+    alphabet, (ours, theirs) = _shared(left, right)
 
-    def successors(pair: tuple[int, int]) -> list[tuple[CharSet, tuple[int, int]]]:
-        found = []
-        for chars, target in left.edges[pair[0]]:
-            for others, partner in right.edges[pair[1]]:
-                both = charset.intersect(chars, others)
-                if both:
-                    found.append((both, (target, partner)))
-        return found
+    def successors(pair: tuple[int, int]) -> list[tuple[int, tuple[int, int]]]:
+        return [
+            (mask & other, (target, partner))
+            for mask, target in ours[pair[0]]
+            for other, partner in theirs[pair[1]]
+            if mask & other
+        ]
 
-    return _build((0, 0), successors, lambda p: p[0] in left.accepting and p[1] in right.accepting)
+    def accepts(pair: tuple[int, int]) -> bool:
+        return pair[0] in left.accepting and pair[1] in right.accepting
+
+    return build((0, 0), successors, accepts, alphabet)
 
 
 def difference(left: Automaton, right: Automaton) -> Automaton:
     """What `left` accepts and `right` does not."""
+    alphabet, (ours, theirs) = _shared(left, right)
 
-    def successors(
-        pair: tuple[int, int | None],
-    ) -> list[tuple[CharSet, tuple[int, int | None]]]:
-        found: list[tuple[CharSet, tuple[int, int | None]]] = []
-        for chars, target in left.edges[pair[0]]:
-            rest = chars
-            for others, partner in right.edges[pair[1]] if pair[1] is not None else ():
-                both = charset.intersect(chars, others)
-                if both:
-                    found.append((both, (target, partner)))
-                    rest = charset.subtract(rest, others)
-            if rest:
-                found.append((rest, (target, None)))
+    def successors(pair: tuple[int, int | None]) -> list[tuple[int, tuple[int, int | None]]]:
+        found: list[tuple[int, tuple[int, int | None]]] = []
+        for mask, target in ours[pair[0]]:
+            for other, partner in theirs[pair[1]] if pair[1] is not None else ():
+                if mask & other:
+                    found.append((mask & other, (target, partner)))
+                    mask &= ~other
+            if mask:
+                found.append((mask, (target, None)))
         return found
 
+    def accepts(pair: tuple[int, int | None]) -> bool:
+        return pair[0] in left.accepting and pair[1] not in right.accepting
+
     start: tuple[int, int | None] = (0, 0)
-    return _build(
-        start, successors, lambda p: p[0] in left.accepting and p[1] not in right.accepting
-    )
+    return build(start, successors, accepts, alphabet)
+
+
+def union(left: Automaton, right: Automaton) -> Automaton:
+    """What either accepts."""
+    alphabet, (ours, theirs) = _shared(left, right)
+    Pair = tuple[int | None, int | None]
+
+    def successors(pair: Pair) -> list[tuple[int, Pair]]:
+        one = ours[pair[0]] if pair[0] is not None else []
+        other = theirs[pair[1]] if pair[1] is not None else []
+        found: list[tuple[int, Pair]] = []
+        for part in split([mask for mask, _ in (*one, *other)], alphabet.full):
+            target = next((t for mask, t in one if mask & part), None)
+            partner = next((t for mask, t in other if mask & part), None)
+            if target is not None or partner is not None:
+                found.append((part, (target, partner)))
+        return found
+
+    def accepts(pair: Pair) -> bool:
+        return pair[0] in left.accepting or pair[1] in right.accepting
+
+    start: Pair = (0, 0)
+    return build(start, successors, accepts, alphabet)
+
+
+def of_length(machine: Automaton, low: int, high: int | None) -> Automaton:
+    """What `machine` accepts of `low` to `high` characters.
+
+    Raises:
+        LimitExceeded: counting needs too many states.
+    """
+    least, most = machine.lengths
+    if least >= low and (high is None or (most is not None and most <= high)):
+        return machine
+    alphabet, (rows,) = _shared(machine)
+    left = _distances(machine)
+    last = low if high is None else high
+
+    def successors(pair: tuple[int, int]) -> list[tuple[int, tuple[int, int]]]:
+        count = min(pair[1] + 1, last) if high is None else pair[1] + 1
+        return [
+            (mask, (target, count))
+            for mask, target in rows[pair[0]]
+            if high is None or count + left[target] <= high
+        ]
+
+    def accepts(pair: tuple[int, int]) -> bool:
+        return pair[0] in machine.accepting and pair[1] >= low
+
+    return build((0, 0), successors, accepts, alphabet)
+
+
+def _distances(machine: Automaton) -> list[int]:
+    """How many characters each state is away from acceptance."""
+    sources: list[list[int]] = [[] for _ in machine.edges]
+    for state, row in enumerate(machine.edges):
+        for _, target in row:
+            sources[target].append(state)
+    left = [0] * len(machine.edges)
+    seen = set(machine.accepting)
+    level = list(seen)
+    while level:
+        after = [s for state in level for s in sources[state] if s not in seen]
+        for source in level:
+            for s in sources[source]:
+                if s not in seen:
+                    left[s] = left[source] + 1
+                    seen.add(s)
+        level = list(dict.fromkeys(after))
+    return left
 
 
 def disjoint(left: Automaton, right: Automaton) -> bool:

@@ -1,18 +1,21 @@
 """What a grammar engine is to the rest of Phloem, and how a constraint is refused.
 
-A `Backend` compiles a `Constraint` for one vocabulary; the `CompiledGrammar` is immutable and
+A `Backend` builds a lowered constraint for one vocabulary; the `CompiledGrammar` is immutable and
 shared; a `Matcher` is one request's position in it. Engines are listed by dotted name in
 `phloem.constrained.backends`, so that importing this module loads none of them.
+A constraint is lowered to a grammar first (`phloem.constrained.lowering`), for any engine.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phloem.constrained.spec import Constraint
+if TYPE_CHECKING:
+    from phloem.constrained.grammar_text import LoweredGrammar
+    from phloem.constrained.spec import Constraint
 
 
 class ConstraintError(Exception):
@@ -53,6 +56,10 @@ class MatcherRejected(Exception):
     """A token that the grammar does not allow here was offered to a matcher."""
 
 
+class MatcherExhausted(Exception):
+    """A text became dearer to follow than the engine's limits allow; its matcher is of no use."""
+
+
 class Matcher(Protocol):
     """One request's position in a compiled grammar. Not thread-safe."""
 
@@ -61,6 +68,7 @@ class Matcher(Protocol):
 
         Raises:
             MatcherRejected: the token is not legal here; the state is unchanged.
+            MatcherExhausted: see there; so may all other methods.
         """
         ...
 
@@ -95,25 +103,57 @@ class CompiledGrammar(Protocol):
     """A constraint bound to a vocabulary. Thread-safe."""
 
     @property
+    def engine(self) -> str:
+        """The name of the backend that built it."""
+        ...
+
+    @property
     def memory_bytes(self) -> int:
         """Approximate size, for the cache's bound."""
         ...
 
     def matcher(self) -> Matcher:
-        """A new matcher at the start."""
+        """A new matcher at the start, or behind the prefix that the constraint continues.
+
+        Raises:
+            MatcherRejected: the prefix is not legal.
+        """
         ...
 
 
 class Backend(Protocol):
-    """A grammar engine for one vocabulary. `compile` may be called from several threads."""
+    """A grammar engine for one vocabulary. `compile_grammar` may be called from several threads."""
 
     @property
     def name(self) -> str: ...
 
     def compile(self, constraint: Constraint) -> CompiledGrammar:
-        """Analyse and compile; takes as long as it takes and cannot be interrupted.
+        """Lower a constraint and build it, here and now.
 
         Raises:
-            ConstraintError: the constraint is refused, with the reason.
+            ConstraintError: it is refused, with the reason.
         """
         ...
+
+    def compile_grammar(self, grammar: LoweredGrammar) -> CompiledGrammar:
+        """Compile what `phloem.constrained.lowering.lower` gave; takes as long as it takes and
+        cannot be interrupted.
+
+        Raises:
+            ConstraintError: the engine refuses the grammar, with the reason.
+        """
+        ...
+
+
+def check_prefix(grammar: CompiledGrammar) -> None:
+    """Have the first matcher of a grammar read its prefix.
+
+    Raises:
+        MalformedConstraint: no text of the grammar begins so.
+    """
+    try:
+        grammar.matcher()
+    except MatcherRejected as error:
+        raise MalformedConstraint(
+            "the prefix cannot begin a text that satisfies the constraint", code="prefix_rejected"
+        ) from error

@@ -5,11 +5,11 @@ Surrogates are in no set: they are not characters and UTF-8 cannot carry them.
 
 from __future__ import annotations
 
+import bisect
 import functools
-import itertools
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 Range = tuple[int, int]
 CharSet = tuple[Range, ...]
@@ -69,20 +69,9 @@ def subtract(left: CharSet, right: CharSet) -> CharSet:
 
 
 def contains(chars: CharSet, character: str) -> bool:
-    return any(low <= ord(character) <= high for low, high in chars)
-
-
-def atoms(sets: Iterable[CharSet]) -> Iterator[CharSet]:
-    """The coarsest partition of all characters that splits none of `sets`, as ranges that are
-    adjacent and ascending (a block may come as several ranges)."""
-    edges = {0, 0xD800, 0xE000, 0x110000}
-    for chars in sets:
-        for low, high in chars:
-            edges.update((low, high + 1))
-    ordered = sorted(edges)
-    for low, after in itertools.pairwise(ordered):
-        if low != 0xD800:
-            yield ((low, after - 1),)
+    code = ord(character)
+    at = bisect.bisect_right(chars, (code, 0x110000)) - 1
+    return at >= 0 and code <= chars[at][1]
 
 
 DIGIT = of("0123456789")
@@ -93,6 +82,11 @@ SPACE = union(
     char_set([(0x1C, 0x1F), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A)]),
     char_set([(0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000)]),
     of("\ufeff"),
+)
+ECMA_SPACE = union(
+    ASCII_SPACE,
+    char_set([(0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029)]),
+    of("\u202f\u205f\u3000\ufeff"),
 )
 NON_ASCII: CharSet = char_set([(0x80, 0x10FFFF)])
 

@@ -13,7 +13,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from phloem.constrained.base import Backend, CompiledGrammar, ConstraintError, LimitExceeded
+from phloem.constrained.base import ConstraintError, LimitExceeded
+from phloem.constrained.grammar import Grammar
 from phloem.constrained.spec import Constraint
 
 FAILURE_SECONDS = 60.0
@@ -26,7 +27,7 @@ class Compiled:
     """The outcome of one request to compile: exactly one of `grammar` and `error` is set."""
 
     key: str
-    grammar: CompiledGrammar | None
+    grammar: Grammar | None
     error: ConstraintError | None
     seconds: float
     cached: bool
@@ -45,7 +46,7 @@ class CompilerStatistics:
 
 
 class GrammarCompiler:
-    """Compiles with `backend` in `threads` threads; keeps at most `cache_bytes` of grammars.
+    """Compiles by `build` in `threads` threads; keeps at most `cache_bytes` of grammars.
 
     `on_done` is called from a compile thread, or from `request` when nothing has to be compiled.
     Failures are remembered for a minute. All methods are thread-safe.
@@ -53,7 +54,7 @@ class GrammarCompiler:
 
     def __init__(
         self,
-        backend: Backend,
+        build: Callable[[Constraint], Grammar],
         on_done: Callable[[Compiled], None],
         *,
         threads: int = 1,
@@ -61,18 +62,17 @@ class GrammarCompiler:
         cache_bytes: int = 256 << 20,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._backend = backend
+        self._build = build
         self._on_done = on_done
         self._timeout_s = timeout_s
         self._cache_bytes = cache_bytes
         self._clock = clock
         self._lock = threading.Lock()
-        self._grammars: OrderedDict[str, CompiledGrammar] = OrderedDict()
+        self._grammars: OrderedDict[str, Grammar] = OrderedDict()
         self._constraints: OrderedDict[str, Constraint] = OrderedDict()
         self._failures: OrderedDict[str, tuple[float, ConstraintError]] = OrderedDict()
         self._waiting: dict[str, int] = {}
         self._started: dict[str, float] = {}
-        self._held_bytes = 0
         self._counts = {"compiles": 0, "cache_hits": 0, "evictions": 0}
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="grammar-compile")
 
@@ -110,7 +110,7 @@ class GrammarCompiler:
             self._counts["compiles"] += 1
         grammar, error = None, None
         try:
-            grammar = self._backend.compile(constraint)
+            grammar = self._build(constraint)
         except ConstraintError as refused:
             error = refused
         except MemoryError:
@@ -142,13 +142,17 @@ class GrammarCompiler:
         while len(self._constraints) > MAX_KNOWN:
             self._constraints.popitem(last=False)
         self._grammars[done.key] = done.grammar
-        self._held_bytes += done.grammar.memory_bytes
-        while self._held_bytes > self._cache_bytes and len(self._grammars) > 1:
+        held = self._held_bytes()
+        while held > self._cache_bytes and len(self._grammars) > 1:
             _, evicted = self._grammars.popitem(last=False)
-            self._held_bytes -= evicted.memory_bytes
+            held -= evicted.memory_bytes
             self._counts["evictions"] += 1
 
-    def obtain(self, key: str) -> CompiledGrammar | None:
+    def _held_bytes(self) -> int:
+        """Measured anew each time: grammars grow as they are used."""
+        return sum(grammar.memory_bytes for grammar in self._grammars.values())
+
+    def obtain(self, key: str) -> Grammar | None:
         """The grammar of a key that was compiled before: from the cache, or compiled again here
         and now if it was evicted meanwhile. None for a key that never compiled."""
         with self._lock:
@@ -159,7 +163,7 @@ class GrammarCompiler:
             constraint = self._constraints.get(key)
         if constraint is None:
             return None
-        grammar = self._backend.compile(constraint)
+        grammar = self._build(constraint)
         with self._lock:
             self._counts["compiles"] += 1
             self._store(Compiled(key, grammar, None, 0.0, cached=False), constraint)
@@ -194,7 +198,7 @@ class GrammarCompiler:
         with self._lock:
             return CompilerStatistics(
                 grammars=len(self._grammars),
-                grammar_bytes=self._held_bytes,
+                grammar_bytes=self._held_bytes(),
                 compiling=len(self._started),
                 **self._counts,
             )

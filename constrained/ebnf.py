@@ -1,75 +1,56 @@
 """Checks of a user's grammar before an engine sees it.
 
-The dialect is GBNF: `name ::= expression`, literals, `[…]` classes, groups, `|`, `* + ? {m,n}`,
-`#` comments. The text itself goes to the engine unchanged; here it is parsed to refuse, with a
-reason, what is broken (undefined rules, no root, unclosed literals), what can never end, what
-makes an Earley parser slower with every token (loops over the empty string, a rule that is itself
-again without reading anything), engine extensions, and what is too large.
+The dialect is GBNF, as llama.cpp's users write it, which takes in plain EBNF with `::=`: literals
+with the escapes n, r, t, x41, u0041 and U00000041, classes with ranges and `^`, `.` for any
+character, groups, `|`, `* + ? {m} {m,} {m,n}`, `#` comments, line breaks anywhere. It is parsed
+into a tree, and an engine gets a text written from the tree, so that no escape means different
+things to different engines.
+
+Refused, with a reason and a line: what is broken (undefined rules, no root, unclosed literals),
+what can never end, engine extensions, and what is too large. A grammar that makes an Earley parser
+slower with every token (loops over the empty string, a rule that is itself again without reading
+anything) says so in
+`LoweredGrammar.ambiguous`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from collections.abc import Iterator
 
-from phloem.constrained.base import LimitExceeded, MalformedConstraint, UnsupportedKeyword
+from phloem.constrained.base import LimitExceeded, MalformedConstraint
+from phloem.constrained.ebnf_tree import (
+    Choice,
+    Expression,
+    Limits,
+    Literal,
+    Loop,
+    Rule,
+    Rules,
+    Sequence,
+    parse_rules,
+    parts,
+    references,
+    write_rules,
+)
 from phloem.constrained.grammar_text import COUNTED_LETTERS, LoweredGrammar
 
 MAX_GRAMMAR_BYTES = 64 << 10
-MAX_RULES = 2_000
-MAX_DEPTH = 64
-MAX_REPEAT = 10_000
-
-_TOKEN = re.compile(
-    r"""(?P<space>(?:\s|\#[^\n]*)+)
-    |(?P<define>::=)
-    |(?P<literal>"(?:[^"\\\n]|\\.)*")
-    |(?P<class>\[\^?(?:[^\]\\\n]|\\.)*\])
-    |(?P<name>[A-Za-z_][A-Za-z0-9_.-]*)
-    |(?P<count>\{\s*[0-9]+\s*(?:,\s*[0-9]*\s*)?\})
-    |(?P<sign>[()|*+?])""",
-    re.VERBOSE,
-)
-_EXTENSIONS = {"TagDispatch", "TokenTagDispatch", "Token", "ExcludeToken", "AnyTokens"}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Terminal:
-    """A literal or a class; `empty` for the literal that matches nothing."""
-
-    empty: bool
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Rule:
-    """A reference to a rule."""
-
-    name: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sequence:
-    items: tuple[Expression, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Choice:
-    items: tuple[Expression, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Loop:
-    item: Expression
-    low: int
-    high: int | None
-
-
-Expression = Terminal | Rule | Sequence | Choice | Loop
+LIMITS = Limits(rules=2_000, depth=64, repeats=10_000)
 
 
 def check_ebnf(text: str, root: str = "root") -> LoweredGrammar:
-    """The grammar, checked.
+    """The grammar, checked and written anew.
+
+    Raises:
+        ConstraintError: see the module.
+    """
+    rules = read_ebnf(text, root)
+    counted = COUNTED_LETTERS * sum(_counted(body) for body in rules.values())
+    return LoweredGrammar(write_rules(rules, root), counted, ambiguous=ambiguity(rules))
+
+
+def read_ebnf(text: str, root: str = "root") -> Rules:
+    """The grammar's rules, checked but for ambiguity.
 
     Raises:
         ConstraintError: see the module.
@@ -79,174 +60,36 @@ def check_ebnf(text: str, root: str = "root") -> LoweredGrammar:
         raise LimitExceeded(
             f"the grammar has {size} bytes; at most {MAX_GRAMMAR_BYTES} are allowed"
         )
-    rules = _Parser(text).rules()
+    rules = parse_rules(text, LIMITS)
     if root not in rules:
         raise MalformedConstraint(f"the grammar has no rule {root!r}", code="no_root")
     for name, body in rules.items():
-        for reference in _references(body):
+        for reference in references(body):
             if reference not in rules:
                 raise MalformedConstraint(
                     f"rule {name!r} refers to {reference!r}, which is not defined",
                     code="undefined_rule",
                 )
-    _check_endings(rules, root)
+    return _ending(rules, root)
+
+
+def ambiguity(rules: Rules) -> str:
+    """Why each token of this grammar may cost an Earley parser more than the one before; empty if
+    nothing is found."""
     nullable = _nullable_rules(rules)
     for name, body in rules.items():
-        _check_loops(name, body, nullable)
-    _check_cycles(rules, nullable)
-    counted = COUNTED_LETTERS * sum(_counted(body) for body in rules.values())
-    return LoweredGrammar(text, counted, root)
-
-
-# --------------------------------------------------------------------------- parsing
-
-
-class _Parser:
-    def __init__(self, text: str) -> None:
-        self._tokens = list(_tokens(text))
-        self._at = 0
-        self._depth = 0
-
-    def rules(self) -> dict[str, Expression]:
-        found: dict[str, Expression] = {}
-        while self._at < len(self._tokens):
-            kind, name, line = self._tokens[self._at]
-            if kind != "name" or self._kind(1) != "define":
-                raise _malformed("expected a rule, name ::= …", line)
-            self._at += 2
-            if name in found:
-                raise _malformed(f"rule {name!r} is defined twice", line)
-            if len(found) >= MAX_RULES:
-                raise LimitExceeded(f"the grammar has more than {MAX_RULES} rules")
-            found[name] = self._choice()
-        return found
-
-    def _kind(self, ahead: int = 0) -> str:
-        index = self._at + ahead
-        return self._tokens[index][0] if index < len(self._tokens) else "end"
-
-    def _sign(self, sign: str) -> bool:
-        if self._kind() == "sign" and self._tokens[self._at][1] == sign:
-            self._at += 1
-            return True
-        return False
-
-    def _choice(self) -> Expression:
-        items = [self._sequence()]
-        while self._sign("|"):
-            items.append(self._sequence())
-        return items[0] if len(items) == 1 else Choice(tuple(items))
-
-    def _sequence(self) -> Expression:
-        items: list[Expression] = []
-        while (item := self._quantified()) is not None:
-            items.append(item)
-        if not items:
-            line = self._tokens[min(self._at, len(self._tokens) - 1)][2]
-            raise _malformed('an empty alternative; write "" for the empty string', line)
-        return items[0] if len(items) == 1 else Sequence(tuple(items))
-
-    def _quantified(self) -> Expression | None:
-        item = self._atom()
-        while item is not None:
-            if self._sign("*"):
-                item = Loop(item, 0, None)
-            elif self._sign("+"):
-                item = Loop(item, 1, None)
-            elif self._sign("?"):
-                item = Loop(item, 0, 1)
-            elif self._kind() == "count":
-                item = self._counted_loop(item)
-            else:
-                break
-        return item
-
-    def _counted_loop(self, item: Expression) -> Expression:
-        _, text, line = self._tokens[self._at]
-        self._at += 1
-        low_text, comma, high_text = text[1:-1].replace(" ", "").partition(",")
-        if len(low_text) > 6 or len(high_text) > 6:
-            raise LimitExceeded(f"a repeat count is above {MAX_REPEAT} (line {line})")
-        low = int(low_text)
-        high = low if not comma else int(high_text) if high_text else None
-        if max(low, high or 0) > MAX_REPEAT:
-            raise LimitExceeded(f"a repeat count is above {MAX_REPEAT} (line {line})")
-        if high is not None and high < low:
-            raise _malformed("the repeat's bounds are out of order", line)
-        return Loop(item, low, high)
-
-    def _atom(self) -> Expression | None:
-        kind, text, line = self._tokens[self._at] if self._kind() != "end" else ("end", "", 0)
-        if kind in ("literal", "class"):
-            self._at += 1
-            return Terminal(text == '""')
-        if kind == "name":
-            if self._kind(1) == "define":
-                return None
-            self._at += 1
-            if text in _EXTENSIONS:
-                raise UnsupportedKeyword(f"the grammar extension {text} is not supported")
-            return Rule(text)
-        if not self._sign("("):
-            if kind in ("count", "define") or text in ("*", "+", "?"):
-                raise _malformed(
-                    "nothing to repeat" if kind != "define" else "unexpected ::=", line
-                )
-            return None
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise LimitExceeded(f"groups nest deeper than {MAX_DEPTH} levels")
-        inside = self._choice()
-        if not self._sign(")"):
-            raise _malformed("missing )", line)
-        self._depth -= 1
-        return inside
-
-
-def _tokens(text: str) -> Iterator[tuple[str, str, int]]:
-    at = 0
-    line = 1
-    while at < len(text):
-        match = _TOKEN.match(text, at)
-        if match is None:
-            what = {'"': "an unclosed literal", "[": "an unclosed class"}.get(
-                text[at], f"unexpected character {text[at]!r}"
-            )
-            raise _malformed(what, line)
-        kind = match.lastgroup or ""
-        if kind != "space":
-            yield kind, match.group(), line
-        line += match.group().count("\n")
-        at = match.end()
-
-
-def _malformed(what: str, line: int) -> MalformedConstraint:
-    return MalformedConstraint(f"invalid grammar: {what} (line {line})", code="invalid_grammar")
+        if _loops_over_nothing(body, nullable):
+            return f"rule {name!r} repeats without bound something that may be empty"
+    name = _circular(rules, nullable)
+    return f"rule {name!r} may be itself without reading anything" if name else ""
 
 
 # --------------------------------------------------------------------------- analysis
 
 
-def _parts(body: Expression) -> tuple[Expression, ...]:
-    match body:
-        case Sequence(items) | Choice(items):
-            return items
-        case Loop(item):
-            return (item,)
-        case _:
-            return ()
-
-
-def _references(body: Expression) -> Iterator[str]:
-    if isinstance(body, Rule):
-        yield body.name
-    for part in _parts(body):
-        yield from _references(part)
-
-
 def _counted(body: Expression) -> int:
     own = max(body.low, body.high or 0) if isinstance(body, Loop) else 0
-    return (own if own > 1 else 0) + sum(map(_counted, _parts(body)))
+    return (own if own > 1 else 0) + sum(map(_counted, parts(body)))
 
 
 def _ends(body: Expression, known: set[str]) -> bool:
@@ -267,8 +110,8 @@ def _ends(body: Expression, known: set[str]) -> bool:
 def _nullable(body: Expression, known: set[str]) -> bool:
     """Whether `body` derives the empty string, given rules that do."""
     match body:
-        case Terminal(empty):
-            return empty
+        case Literal(text):
+            return not text
         case Rule(name):
             return name in known
         case Sequence(items):
@@ -277,31 +120,46 @@ def _nullable(body: Expression, known: set[str]) -> bool:
             return any(_nullable(i, known) for i in items)
         case Loop(item, low):
             return low == 0 or _nullable(item, known)
+        case _:
+            return False
 
 
-def _check_endings(rules: dict[str, Expression], root: str) -> None:
+def _ending(rules: Rules, root: str) -> Rules:
+    """The rules without what can never end: an engine that took that turn would be lost."""
     known: set[str] = set()
     while grown := {n for n, body in rules.items() if n not in known and _ends(body, known)}:
         known |= grown
     if root not in known:
         raise MalformedConstraint(f"rule {root!r} can never end", code="unsatisfiable")
+    return {name: _ending_part(body, known) for name, body in rules.items() if name in known}
 
 
-def _nullable_rules(rules: dict[str, Expression]) -> set[str]:
+def _ending_part(body: Expression, known: set[str]) -> Expression:
+    """`body`, which can end, without alternatives that cannot."""
+    match body:
+        case Sequence(items):
+            return Sequence(tuple(_ending_part(i, known) for i in items))
+        case Choice(items):
+            return Choice(tuple(_ending_part(i, known) for i in items if _ends(i, known)))
+        case Loop(item, low, high):
+            if not _ends(item, known):
+                return Literal("")
+            return Loop(_ending_part(item, known), low, high)
+        case _:
+            return body
+
+
+def _nullable_rules(rules: Rules) -> set[str]:
     known: set[str] = set()
     while grown := {n for n, body in rules.items() if n not in known and _nullable(body, known)}:
         known |= grown
     return known
 
 
-def _check_loops(name: str, body: Expression, nullable: set[str]) -> None:
+def _loops_over_nothing(body: Expression, nullable: set[str]) -> bool:
     if isinstance(body, Loop) and body.high is None and _nullable(body.item, nullable):
-        raise UnsupportedKeyword(
-            f"rule {name!r} repeats without bound something that may be empty",
-            code="ambiguous_grammar",
-        )
-    for part in _parts(body):
-        _check_loops(name, part, nullable)
+        return True
+    return any(_loops_over_nothing(part, nullable) for part in parts(body))
 
 
 def _alone(body: Expression, nullable: set[str]) -> Iterator[str]:
@@ -323,7 +181,7 @@ def _alone(body: Expression, nullable: set[str]) -> Iterator[str]:
             return
 
 
-def _check_cycles(rules: dict[str, Expression], nullable: set[str]) -> None:
+def _circular(rules: Rules, nullable: set[str]) -> str:
     edges = {name: set(_alone(body, nullable)) for name, body in rules.items()}
     for name in rules:
         seen: set[str] = set()
@@ -331,10 +189,8 @@ def _check_cycles(rules: dict[str, Expression], nullable: set[str]) -> None:
         while pending:
             target = pending.pop()
             if target == name:
-                raise UnsupportedKeyword(
-                    f"rule {name!r} may be itself without reading anything",
-                    code="ambiguous_grammar",
-                )
+                return name
             if target not in seen:
                 seen.add(target)
                 pending.extend(edges[target])
+    return ""

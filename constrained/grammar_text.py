@@ -12,7 +12,7 @@ from collections.abc import Callable
 from phloem.constrained import charset
 from phloem.constrained.base import LimitExceeded
 from phloem.constrained.charset import CharSet
-from phloem.constrained.pattern import Alt, Chars, Node, Repeat, Seq
+from phloem.constrained.pattern import Alt, Automaton, Chars, Node, Repeat, Seq
 
 MAX_RULES = 20_000
 MAX_GRAMMAR_CHARS = 4 << 20
@@ -20,8 +20,13 @@ MAX_UNROLLED = 8
 COUNTED_LETTERS = 8
 """Weight of one count of a class that holds many letters, against 1 for digits or signs: nearly
 every token of a vocabulary has to be tried in that state."""
+POOR_STATES = 32
+"""States of an automaton that weigh as much as one count of a class of digits: few tokens have to
+be tried in them, if they do not hold many letters."""
 
 EMPTY = '""'
+Leaf = Callable[[CharSet], str]
+"""Writes one character of a set, as an expression that binds tighter than `|`."""
 MANY_LETTERS = 10
 _LETTERS = ((ord("a"), ord("z")),)
 
@@ -32,11 +37,9 @@ def quote(text: str) -> str:
 
 
 def char_class(chars: CharSet) -> str:
-    """A class that matches one character of `chars`; a negated one where that is shorter."""
-    complement = charset.negate(chars)
-    negated = len(complement) < len(chars)
-    ranges = complement if negated else chars
-    return "[" + "^" * negated + "".join(_class_range(low, high) for low, high in ranges) + "]"
+    """A class that matches one character of `chars`. Never a negated one: xgrammar reads that as
+    all code points but these, surrogates included."""
+    return "[" + "".join(_class_range(low, high) for low, high in chars) + "]"
 
 
 def _class_range(low: int, high: int) -> str:
@@ -92,6 +95,12 @@ class LoweredGrammar:
     text: str
     counted: int
     root: str = "root"
+    is_tag: bool = False
+    """The text is a structural tag, as JSON."""
+    ambiguous: str = ""
+    """Why each token of a text may cost more than the one before, if it may."""
+    prefix: str = ""
+    """What the derived texts begin with and the output does not: it is there already."""
 
 
 class GrammarWriter:
@@ -103,6 +112,13 @@ class GrammarWriter:
         self._chars = 0
         self.counted = 0
         """States that counted repeats make, each of which an engine has to compile."""
+        self.machines: dict[tuple[Automaton, Leaf], str] = {}
+        """Rules of automata inside patterns, by how their characters are written."""
+
+    @property
+    def rules(self) -> int:
+        """How many rules there are."""
+        return len(self._rules)
 
     def rule(self, body: str, hint: str = "r") -> str:
         """The name of a rule with this body, new or known.
@@ -141,8 +157,8 @@ class GrammarWriter:
         return LoweredGrammar("\n".join(lines) + "\n", self.counted)
 
 
-def write_pattern(node: Node, leaf: Callable[[CharSet], str], writer: GrammarWriter) -> str:
-    """A pattern as an expression that binds tighter than `|`; `leaf` writes one character."""
+def write_pattern(node: Node, leaf: Leaf, writer: GrammarWriter) -> str:
+    """A closed pattern as an expression that binds tighter than `|`."""
     match node:
         case Chars(chars):
             return leaf(chars)
@@ -153,8 +169,36 @@ def write_pattern(node: Node, leaf: Callable[[CharSet], str], writer: GrammarWri
         case Repeat(item, low, high):
             body = write_pattern(item, leaf, writer)
             return _write_repeat(item, body, low, high, writer)
+        case Automaton():
+            known = writer.machines.get((node, leaf))
+            if known is None:
+                known = write_machine(node, lambda chars: [leaf(chars)], writer)
+                writer.machines[node, leaf] = known
+            return known
         case _:
             raise AssertionError("anchors are gone once a pattern is closed")
+
+
+def write_machine(
+    machine: Automaton,
+    options: Callable[[CharSet], list[str]],
+    writer: GrammarWriter,
+    end: str = EMPTY,
+) -> str:
+    """The name of a rule for what an automaton accepts, and then `end`, an atom. `options` are
+    the ways to write one character of a set."""
+    names = [writer.reserve("state") for _ in machine.edges]
+    for state, row in enumerate(machine.edges):
+        ways = [end] if state in machine.accepting else []
+        ways += [sequence(o, names[target]) for chars, target in row for o in options(chars)]
+        writer.define(names[state], " | ".join(ways))
+    writer.counted += rich_states(machine) * COUNTED_LETTERS + len(names) // POOR_STATES
+    return names[0]
+
+
+def rich_states(machine: Automaton) -> int:
+    """How many states go on with many letters: those in which most tokens have to be tried."""
+    return sum(any(_many_letters(chars) for chars, _ in row) for row in machine.edges)
 
 
 def _write_repeat(item: Node, body: str, low: int, high: int | None, writer: GrammarWriter) -> str:
@@ -176,7 +220,11 @@ def _write_repeat(item: Node, body: str, low: int, high: int | None, writer: Gra
 
 
 def _has_letters(item: Node) -> bool:
-    letters = charset.intersect(item.chars, _LETTERS) if isinstance(item, Chars) else ()
+    return isinstance(item, Chars) and _many_letters(item.chars)
+
+
+def _many_letters(chars: CharSet) -> bool:
+    letters = charset.intersect(chars, _LETTERS)
     return sum(high - low + 1 for low, high in letters) > MANY_LETTERS
 
 

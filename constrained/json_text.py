@@ -1,10 +1,9 @@
 """JSON's own grammar, and strings whose content is a pattern, as grammar expressions.
 
-Whitespace, where it is allowed at all, is at most one space, or one line break and an indentation
-of at most 16 (eight levels of two), so that nothing can run away. Characters of a string may be
-escaped: a character that a pattern wants is written raw where JSON allows it, else by its short
-escape or as `\\u00XX`; where any character may stand, every escape may stand (surrogate pairs
-included, lone surrogates not).
+Whitespace is as the layout says, and always bounded: an indentation has at most 63 columns.
+Characters of a string may be escaped: a character that a pattern wants is written raw where JSON
+allows it, else by its short escape or as `\\u00XX`; where any character may stand, every escape may
+stand (surrogate pairs included, lone surrogates not).
 """
 
 from __future__ import annotations
@@ -13,23 +12,40 @@ import json
 from typing import Any
 
 from phloem.constrained import charset
-from phloem.constrained.automaton import Automaton
+from phloem.constrained.automaton import Automaton, from_pattern
 from phloem.constrained.base import LimitExceeded
 from phloem.constrained.charset import CharSet
 from phloem.constrained.grammar_text import (
     COUNTED_LETTERS,
+    MAX_UNROLLED,
     GrammarWriter,
     char_class,
     choice,
     quote,
+    rich_states,
     sequence,
+    write_machine,
     write_pattern,
 )
 from phloem.constrained.pattern import Node as Pattern
+from phloem.constrained.pattern import counts
 from phloem.constrained.spec import Whitespace
 
-MAX_INDENT = 16
+# Columns in eights: engines keep a mask for each count, so 63 single ones would cost megabytes.
+_COLUMNS = "([ \\t]{8}){0,7} [ \\t]{0,7}"
+_EVEN_COLUMNS = '"        "{0,7} "  "{0,3}'
+_SPACE = {
+    Whitespace.COMPACT: "",
+    Whitespace.BOUNDED: f'" "? | "\\n" {_COLUMNS}',
+    Whitespace.SPACED: "",
+    Whitespace.INDENTED: f'("\\n" {_EVEN_COLUMNS})?',
+    Whitespace.ANY: f'[ \\t]{{0,8}} ("\\r"? "\\n" {_COLUMNS}){{0,2}}',
+}
+"""What may stand inside brackets next to them and, unless the layout fixes it, around commas and
+colons."""
 MAX_COUNTED_CHARS = 2_000
+MAX_RICH = 8
+MANY_CHARS = 100_000
 
 _CONTROL: CharSet = ((0, 0x1F),)
 _PLAIN = charset.subtract(charset.negate(_CONTROL), charset.of('"\\'))
@@ -47,16 +63,23 @@ _BACKSLASH = quote("\\")
 
 
 class JsonText:
-    """Writes JSON expressions into one grammar, in one style of whitespace."""
+    """Writes JSON expressions into one grammar, in one layout."""
 
     def __init__(self, whitespace: Whitespace) -> None:
         self.writer = GrammarWriter()
-        self.space = ""
-        if whitespace is Whitespace.BOUNDED:
-            self.space = self.writer.rule(f'" "? | "\\n" [ \\t]{{0,{MAX_INDENT}}}', "ws")
+        space = _SPACE[whitespace]
+        self.space = self.writer.rule(space, "ws") if space else ""
+        self._comma = sequence(self.space, '","', self.space)
+        self._colon = sequence(self.space, '":"', self.space)
+        if whitespace is Whitespace.SPACED:
+            self._comma, self._colon = '", "', '": "'
+        elif whitespace is Whitespace.INDENTED:
+            self._comma = sequence('","', self.writer.rule(f'"\\n" {_EVEN_COLUMNS}', "line"))
+            self._colon = '": "'
         self._value = ""
         self._rest = ""
         self._keys: dict[Automaton, str] = {}
+        self._spellings: dict[CharSet, list[str]] = {}
 
     # ----------------------------------------------------------------- any JSON
 
@@ -115,10 +138,10 @@ class JsonText:
         return sequence('"{"', self.space, f"({inside})?" if optional else inside, '"}"')
 
     def comma(self) -> str:
-        return sequence(self.space, '","', self.space)
+        return self._comma
 
     def member(self, key: str, value: str) -> str:
-        return sequence(key, self.space, '":"', self.space, value)
+        return sequence(key, self._colon, value)
 
     def literal(self, value: Any) -> str:
         """Exactly this value; whitespace is free inside arrays and objects, keys in its order."""
@@ -146,6 +169,13 @@ class JsonText:
         return choice(self._options(chars))
 
     def _options(self, chars: CharSet) -> list[str]:
+        known = self._spellings.get(chars)
+        if known is None:
+            known = self._spellings[chars] = self._spell(chars)
+        return known
+
+    def _spell(self, chars: CharSet) -> list[str]:
+        """The ways to write one character of `chars`."""
         if chars == charset.ANY:
             return self._any_char()
         options: list[str] = []
@@ -165,51 +195,77 @@ class JsonText:
 
     def string_of(self, pattern: Pattern) -> str:
         """A string whose content matches the pattern."""
+        machine = _small_machine(pattern)
+        if machine is not None:
+            return self.string_in(machine)
         content = write_pattern(pattern, self.leaf, self.writer)
         return self.writer.rule(sequence(_CLOSE, content, _CLOSE), "text")
 
     def string_of_length(self, low: int, high: int | None) -> str:
         """A string of `low` to `high` characters, an escape counting as one.
 
-        Beyond the first 2,000 characters of a longer string, no escapes are possible.
-
-        Raises:
-            LimitExceeded: `low` is above 2,000.
+        2,000 characters are counted one by one. What must come before those has no escapes; of
+        what may come after them each escape takes up to a sixteenth, or of a very long string, a
+        2,048th.
         """
-        if low > MAX_COUNTED_CHARS:
-            raise LimitExceeded(f"minLength is {low}; at most {MAX_COUNTED_CHARS} is allowed")
         writer, escape = self.writer, self._escape()
         plain = char_class(_PLAIN)
+        lead = max(low - MAX_COUNTED_CHARS, 0)
+        low, high = low - lead, None if high is None else high - lead
         count = low if high is None else min(high, MAX_COUNTED_CHARS)
-        if high is None:
-            tail = self._rest_of_string()
-        elif high > count:
-            tail = writer.rule(f"{plain}{{0,{high - count}}} {_CLOSE}", "text")
-        else:
-            tail = writer.rule(_CLOSE, "text")
+        tail = self._rest_of_string() if high is None else self._room(high - count)
         for done in range(count - 1, -1, -1):
             end = f"{_CLOSE} | " if done >= low else ""
             tail = writer.rule(f"{end}{plain} {tail} | {_BACKSLASH} {escape} {tail}", "text")
         writer.counted += count * COUNTED_LETTERS
-        return sequence(_CLOSE, tail)
+        return sequence(_CLOSE, f"{plain}{{{lead}}}" if lead else "", tail)
+
+    def _room(self, room: int) -> str:
+        """At most `room` characters and the closing quote. A run of plain characters with the
+        escape after it counts as a whole number of steps."""
+        if room > MANY_CHARS:
+            return self._much_room(room)
+        plain, step = char_class(_PLAIN), max(-(-room // 16), 1)
+        rules: list[str] = []
+        for steps in range(room // step + 1):
+            left = room if steps == room // step else steps * step
+            options = [f"{plain}{{0,{left}}} {_CLOSE}" if left else _CLOSE]
+            for whole in range(steps):
+                run = (whole * step, whole * step + step - 1)
+                characters = f"{plain}{{{run[0]},{run[1]}}}" if run[1] else ""
+                rest = rules[steps - whole - 1]
+                options.append(sequence(characters, _BACKSLASH, self._escape(), rest))
+            rules.append(self.writer.rule(" | ".join(options), "room"))
+        return rules[-1]
+
+    def _much_room(self, room: int) -> str:
+        """As `_room`: 1,024 escapes, each after at most a 2,048th of the room."""
+        plain = char_class(_PLAIN)
+        run = sequence(f"{plain}{{0,{room // 2048 - 1}}}", _BACKSLASH, self._escape())
+        runs = f"{self.writer.rule(run, 'run')}{{0,1024}}"
+        return self.writer.rule(
+            f"{plain}{{0,{room}}} {_CLOSE} | {runs} {plain}{{0,{room // 2}}} {_CLOSE}", "room"
+        )
 
     def string_in(self, machine: Automaton) -> str:
         """A string whose content the automaton accepts (it accepts something)."""
         known = self._keys.get(machine)
         if known is None:
-            names = [self.writer.reserve("state") for _ in machine.edges]
-            for state, name in enumerate(names):
-                self.writer.define(name, self._state(machine, state, names))
-            self.writer.counted += 2 * len(names)
-            known = self.writer.rule(sequence(_CLOSE, names[0]), "text")
+            first = write_machine(machine, self._options, self.writer, _CLOSE)
+            known = self.writer.rule(sequence(_CLOSE, first), "text")
             self._keys[machine] = known
         return known
 
-    def _state(self, machine: Automaton, state: int, names: list[str]) -> str:
-        targets: dict[int, list[CharSet]] = {}
-        for chars, target in machine.edges[state]:
-            targets.setdefault(target, []).append(chars)
-        options = [_CLOSE] if state in machine.accepting else []
-        for target, sets in targets.items():
-            options += [sequence(o, names[target]) for o in self._options(charset.union(*sets))]
-        return " | ".join(options)
+
+def _small_machine(pattern: Pattern) -> Automaton | None:
+    """The pattern's automaton, unless it is large or a pattern that engines count themselves.
+    Masks of a deterministic grammar cost least, but each of its states has one of its own."""
+    if isinstance(pattern, Automaton):
+        return pattern
+    if counts(pattern) > MAX_UNROLLED:
+        return None
+    try:
+        machine = from_pattern(pattern)
+    except LimitExceeded:
+        return None
+    return machine if rich_states(machine) <= MAX_RICH else None

@@ -42,7 +42,8 @@ V = TypeVar("V")
 
 
 class Jump(NamedTuple):
-    """Tokens that a matcher was moved on by; `ends` when nothing but the end may follow them."""
+    """Tokens that a matcher was moved on by; `ends` when nothing but an end token may follow: of
+    an exact jump, one certain end token."""
 
     tokens: list[int]
     ends: bool
@@ -79,12 +80,11 @@ class Jumper:
         tokens: list[int] = []
         while len(tokens) < MAX_JUMP:
             matcher.fill(self._row)
-            bits = self._row.view(np.uint8)
-            if matcher.is_complete and not (bits & ~self._stops).any():
-                return Jump(tokens, ends=True)
-            only = _only(bits)
-            if only is None or self._stops[only >> 3] & (1 << (only & 7)):
+            only = _only(self._row.view(np.uint8))
+            if only is None:
                 break
+            if self._stops[only >> 3] & (1 << (only & 7)):
+                return Jump(tokens, ends=True)
             matcher.accept(only)
             tokens.append(only)
         return Jump(tokens, ends=False)

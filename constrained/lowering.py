@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from phloem.constrained.choices import lower_choice
 from phloem.constrained.ebnf import check_ebnf
 from phloem.constrained.grammar_text import LoweredGrammar
+from phloem.constrained.json_lines import lower_json_lines
 from phloem.constrained.regex import lower_regex
 from phloem.constrained.schema import lower_json_object, lower_schema
-from phloem.constrained.spec import Choice, Constraint, Ebnf, JsonObject, JsonSchema, Regex
+from phloem.constrained.spec import (
+    Choice,
+    Constraint,
+    Continued,
+    Ebnf,
+    JsonLines,
+    JsonObject,
+    JsonSchema,
+    Regex,
+    StructuralTag,
+)
 from phloem.constrained.structural_tags import lower_tags
 
-__all__ = ["LoweredGrammar", "lower", "lower_tags"]
+__all__ = ["LoweredGrammar", "lower"]
 
 
 def lower(constraint: Constraint) -> LoweredGrammar:
-    """The grammar of a constraint that is not a structural tag (see `lower_tags`).
+    """The grammar of a constraint.
 
     Raises:
         ConstraintError: the constraint is refused.
@@ -24,11 +37,15 @@ def lower(constraint: Constraint) -> LoweredGrammar:
             return lower_schema(schema, whitespace)
         case JsonObject(whitespace=whitespace):
             return lower_json_object(whitespace)
+        case JsonLines(schema=schema, min_lines=low, max_lines=high):
+            return lower_json_lines(schema, low, high)
         case Regex(pattern=pattern):
             return lower_regex(pattern)
         case Choice(choices=choices):
             return lower_choice(choices)
         case Ebnf(grammar=grammar, root=root):
             return check_ebnf(grammar, root)
-        case _:
-            raise TypeError(f"{type(constraint).__name__} is not lowered to a grammar")
+        case StructuralTag(format=tag):
+            return LoweredGrammar(lower_tags(tag), counted=0, is_tag=True)
+        case Continued(constraint=whole, prefix=prefix):
+            return dataclasses.replace(lower(whole), prefix=prefix)

@@ -1,17 +1,32 @@
 """Numerals within bounds, as patterns.
 
 Bounded numbers are written in plain decimal notation, without exponent; every value has such a
-spelling. Unbounded ones may have an exponent of one or two digits. Integers have no fraction.
+spelling. Unbounded ones may have an exponent of one or two digits, multiples of something have
+none. Integers have no fraction.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from fractions import Fraction
 
 from phloem.constrained import charset
-from phloem.constrained.base import LimitExceeded, UnsupportedKeyword
-from phloem.constrained.pattern import NOTHING, Alt, Chars, Node, Repeat, Seq, literal, simplify
+from phloem.constrained.automaton import difference, from_pattern, intersection, words
+from phloem.constrained.base import LimitExceeded
+from phloem.constrained.multiples import multiples_of
+from phloem.constrained.pattern import (
+    NOTHING,
+    Alt,
+    Automaton,
+    Chars,
+    Node,
+    Repeat,
+    Seq,
+    literal,
+    simplify,
+)
 from phloem.constrained.pattern_parser import Dialect, parse
 from phloem.constrained.shapes import Number
 
@@ -22,24 +37,53 @@ _DIGIT = Chars(charset.DIGIT)
 _DIGITS = Repeat(_DIGIT, 0, None)
 _MINUS = literal("-")
 _INTEGER = parse("-?(0|[1-9][0-9]*)", Dialect.ECMA)
+_DECIMAL = parse(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?", Dialect.ECMA)
 _NUMBER = parse(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?", Dialect.ECMA)
 
 
-def numeral(number: Number) -> Node | None:
-    """The pattern of all numerals in `number`; None when there is none.
+@functools.lru_cache(maxsize=1024)
+def numeral(number: Number, *, zeros: bool = False) -> Node | None:
+    """The pattern of all numerals in `number`; None when there is none. With `zeros` integers may
+    end in `.0`, which drafts after 4 take for integers.
 
     Raises:
-        UnsupportedKeyword: `multipleOf` in a combination that no pattern holds.
-        LimitExceeded: a bound has too many digits.
+        LimitExceeded: a bound has too many digits, or a multiple too many remainders.
     """
     if number.empty():
         return None
-    integer, multiple = _effective(number)
-    if multiple is not None:
-        return _multiples(number, integer, multiple)
-    if number.low is None and number.high is None:
-        return _INTEGER if integer else _NUMBER
-    return _closed(_bounded_integers(number) if integer else _bounded_decimals(number))
+    divided = number.multiples or number.indivisible
+    found = _divided(number) if divided else _undivided(number)
+    if found is None or not (zeros and number.integer):
+        return found
+    padded = Seq((found, Repeat(literal(".0"), 0, 1)))
+    return from_pattern(padded) if isinstance(found, Automaton) else simplify(padded)
+
+
+def _undivided(number: Number, *, exponents: bool = True) -> Node | None:
+    if not number.integer:
+        number = _apart_in_binary(number)
+    if number.low is not None or number.high is not None:
+        options = _bounded_integers(number) if number.integer else _bounded_decimals(number)
+        return _closed(options)
+    if number.integer:
+        return _INTEGER
+    return _NUMBER if exponents else _DECIMAL
+
+
+def _apart_in_binary(number: Number) -> Number:
+    """Open bounds as closed ones at the next double: a decimal that is closer to the bound is read
+    as the bound itself. Zero stays: decimals that are read as zero have more than 300 digits."""
+    if number.low_open and number.low:
+        after = _neighbour(number.low, math.inf)
+        number = dataclasses.replace(number, low=after, low_open=False)
+    if number.high_open and number.high:
+        before = _neighbour(number.high, -math.inf)
+        number = dataclasses.replace(number, high=before, high_open=False)
+    return number
+
+
+def _neighbour(bound: Fraction, towards: float) -> Fraction:
+    return Fraction(repr(math.nextafter(float(bound), towards)))
 
 
 def _closed(options: list[Node]) -> Node | None:
@@ -237,18 +281,25 @@ def _decimals(
 # --------------------------------------------------------------------------- multiples
 
 
-def _effective(number: Number) -> tuple[bool, Fraction | None]:
-    """Whether only integers qualify, and the one multiple that remains to be seen to."""
-    multiple: Fraction | None = None
+def _divided(number: Number) -> Node | None:
+    """Multiples of all of `multiples` and of none of `indivisible`."""
+    divisor = Fraction(1) if number.integer else None
     for each in number.multiples:
-        multiple = each if multiple is None else _common(multiple, each)
-    if multiple is None:
-        return number.integer, None
-    if number.integer:
-        multiple = _common(multiple, Fraction(1))
-    if multiple.denominator == 1:
-        return True, None if multiple == 1 else multiple
-    return False, multiple
+        divisor = each if divisor is None else _common(divisor, each)
+    values = _listed(number, divisor) if number.integer else None
+    if values is not None:
+        return words(map(str, values)) if values else None
+    whole = divisor is not None and number.integer
+    plain = dataclasses.replace(number, integer=whole, multiples=(), indivisible=())
+    bounded = _undivided(plain, exponents=False)
+    if bounded is None:
+        return None
+    machine = from_pattern(bounded)
+    if divisor is not None and not (whole and divisor == 1):
+        machine = intersection(machine, multiples_of(divisor))
+    for each in number.indivisible:
+        machine = difference(machine, multiples_of(each))
+    return None if machine.is_empty else machine
 
 
 def _common(a: Fraction, b: Fraction) -> Fraction:
@@ -256,49 +307,14 @@ def _common(a: Fraction, b: Fraction) -> Fraction:
     return Fraction(math.lcm(a.numerator, b.numerator), math.gcd(a.denominator, b.denominator))
 
 
-def _multiples(number: Number, integer: bool, multiple: Fraction) -> Node | None:
-    low, high = number.low, number.high
-    if low is not None and high is not None:
-        first = math.ceil(low / multiple)
-        first += number.low_open and first * multiple == low
-        last = math.floor(high / multiple)
-        last -= number.high_open and last * multiple == high
-        if last - first < MAX_LISTED_MULTIPLES:
-            values = [k * multiple for k in range(first, last + 1)]
-            return _closed([literal(_decimal(v)) for v in values])
-    if low is not None or high is not None:
-        raise UnsupportedKeyword(
-            f"multipleOf beside bounds that admit more than {MAX_LISTED_MULTIPLES} values"
-            " is not supported"
-        )
-    if integer:
-        return _whole_multiples(int(multiple))
-    digits = len(_split(Fraction(1, multiple.denominator))[1])
-    if multiple != Fraction(1, 10**digits):
-        raise UnsupportedKeyword("multipleOf other than an integer or 10^-n is not supported")
-    decimals = Repeat(Seq((literal("."), Repeat(_DIGIT, 1, digits))), 0, 1)
-    return simplify(Seq((_INTEGER, decimals)))
-
-
-def _decimal(value: Fraction) -> str:
-    sign = "-" if value < 0 else ""
-    whole, decimals = _split(abs(value))
-    return f"{sign}{whole}.{decimals}" if decimals else f"{sign}{whole}"
-
-
-def _whole_multiples(multiple: int) -> Node:
-    """Multiples of 2, 5 and powers of ten end in certain digits."""
-    zeros = len(str(multiple)) - 1
-    leading = {"1": "0123456789", "2": "02468", "5": "05"}.get(str(multiple)[0])
-    if leading is None or str(multiple)[1:] != "0" * zeros:
-        raise UnsupportedKeyword(
-            f"multipleOf {multiple} without bounds is not supported; give minimum and maximum"
-        )
-    nonzero = leading.replace("0", "")
-    tail = literal("0" * zeros)
-    if str(multiple)[0] == "1":
-        last: Node = Seq((_digit_range("1", "9"), _DIGITS, tail))
-    else:
-        long = Seq((_digit_range("1", "9"), _DIGITS, Chars(charset.of(leading)), tail))
-        last = Alt((Seq((Chars(charset.of(nonzero)), tail)), long))
-    return simplify(Seq((Repeat(_MINUS, 0, 1), Alt((literal("0"), last)))))
+def _listed(number: Number, divisor: Fraction | None) -> list[int] | None:
+    """The integers meant, if they are few."""
+    low, high = integer_bounds(number)
+    if low is None or high is None or divisor is None:
+        return None
+    step = int(divisor)
+    first, last = -(-low // step), high // step
+    if last - first >= MAX_LISTED_MULTIPLES:
+        return None
+    values = (k * step for k in range(first, last + 1))
+    return [v for v in values if all(v % d for d in number.indivisible)]

@@ -1,22 +1,27 @@
-"""Regular expressions as trees of character sets: anchors, simplification, lengths.
+"""Regular expressions as trees of character sets: nodes, simplification, lengths.
 
-`phloem.constrained.pattern_parser` makes the trees; `phloem.constrained.grammar_text` writes them
-as grammar rules and `phloem.constrained.automaton` turns them into automata.
+`phloem.constrained.pattern_parser` makes the trees, `phloem.constrained.pattern_closing` resolves
+their anchors and look-around; `phloem.constrained.grammar_text` writes closed ones as grammar rules
+and `phloem.constrained.automaton` turns them into automata.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 
 from phloem.constrained import charset
-from phloem.constrained.base import UnsupportedKeyword
 from phloem.constrained.charset import CharSet
 
 
 class Anchor(enum.Enum):
+    """BEGIN and END of the text; LAST is the end or before a line feed that ends the text, as
+    `$` is in Python."""
+
     BEGIN = "^"
     END = "$"
+    LAST = "$ or before a last line feed"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,7 +61,70 @@ class At:
     anchor: Anchor
 
 
-Node = Chars | Seq | Alt | Repeat | At
+@dataclasses.dataclass(frozen=True, slots=True)
+class Look:
+    """A zero-width condition: `item` matches from here on (or, not `ahead`, up to here), or, if
+    `negative`, it does not. None is left once a pattern is closed."""
+
+    item: Node
+    ahead: bool
+    negative: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Automaton:
+    """A language by a deterministic automaton: `edges[s]` are disjoint character sets with their
+    targets; state 0 is the start. Partial (a missing transition rejects) and trimmed (every state
+    but a dead start can still accept)."""
+
+    edges: tuple[tuple[tuple[CharSet, int], ...], ...]
+    accepting: frozenset[int]
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.edges, self.accepting))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @property
+    def is_empty(self) -> bool:
+        """No string is accepted."""
+        return not self.accepting
+
+    def step(self, state: int, character: str) -> int | None:
+        """The next state, or None when `character` is not accepted."""
+        for chars, target in self.edges[state]:
+            if charset.contains(chars, character):
+                return target
+        return None
+
+    def accepts(self, text: str) -> bool:
+        """Whether the whole of `text` is in the language."""
+        state = 0
+        for character in text:
+            target = self.step(state, character)
+            if target is None:
+                return False
+            state = target
+        return state in self.accepting
+
+    @functools.cached_property
+    def lengths(self) -> tuple[int, int | None]:
+        """The least and the greatest number of characters accepted (None: without bound)."""
+        least = most = 0
+        level, seen = {0}, 0
+        for length in range(len(self.edges) + 1):
+            if not level:
+                return least, most
+            if level & self.accepting:
+                least = least if seen else length
+                most, seen = length, 1
+            level = {target for state in level for _, target in self.edges[state]}
+        return least, None
+
+
+Node = Chars | Seq | Alt | Repeat | At | Look | Automaton
 
 NOTHING = Seq(())
 ANY_TEXT = Repeat(Chars(charset.ANY), 0, None)
@@ -65,93 +133,6 @@ ANY_TEXT = Repeat(Chars(charset.ANY), 0, None)
 def literal(text: str) -> Node:
     """Exactly `text`."""
     return Seq(tuple(Chars(charset.of(c)) for c in text))
-
-
-# --------------------------------------------------------------------------- anchors
-
-
-def close_full(node: Node) -> Node:
-    """The language of `re.fullmatch`: anchors at the edges go, others are refused."""
-    return simplify(_refuse_anchors(_strip(_strip(node, Anchor.BEGIN), Anchor.END)))
-
-
-def close_search(node: Node) -> Node:
-    """The language of `re.search` as whole strings: free text on each side without an anchor."""
-    return simplify(_refuse_anchors(_open(_open(node, Anchor.BEGIN), Anchor.END)))
-
-
-def _has_anchor(node: Node) -> bool:
-    match node:
-        case At():
-            return True
-        case Seq(items) | Alt(items):
-            return any(_has_anchor(i) for i in items)
-        case Repeat(item):
-            return _has_anchor(item)
-        case _:
-            return False
-
-
-def _refuse_anchors(node: Node) -> Node:
-    if _has_anchor(node):
-        raise UnsupportedKeyword(
-            "regular expression: ^ or $ inside the pattern is not supported",
-            code="unsupported_regex",
-        )
-    return node
-
-
-def _edge(items: tuple[Node, ...], anchor: Anchor) -> tuple[Node, tuple[Node, ...]]:
-    return (items[0], items[1:]) if anchor is Anchor.BEGIN else (items[-1], items[:-1])
-
-
-def _join(edge: Node, rest: tuple[Node, ...], anchor: Anchor) -> Node:
-    return Seq((edge, *rest) if anchor is Anchor.BEGIN else (*rest, edge))
-
-
-def _strip(node: Node, anchor: Anchor) -> Node:
-    """Drop this anchor where it stands at its own edge, so that it says nothing."""
-    match node:
-        case At(found) if found is anchor:
-            return NOTHING
-        case Alt(items):
-            return Alt(tuple(_strip(i, anchor) for i in items))
-        case Seq(items) if items:
-            edge, rest = _edge(items, anchor)
-            if edge == At(anchor):
-                return _strip(Seq(rest), anchor)
-            return _join(_strip(edge, anchor), rest, anchor)
-        case _:
-            return node
-
-
-def _open(node: Node, anchor: Anchor) -> Node:
-    """Put free text at this edge of each alternative, unless the anchor holds it there."""
-    match node:
-        case At(found) if found is anchor:
-            return NOTHING
-        case Alt(items):
-            return Alt(tuple(_open(i, anchor) for i in items))
-        case Seq(items) if items:
-            edge, rest = _edge(items, anchor)
-            if edge == At(anchor):
-                return _strip(Seq(rest), anchor)
-            if isinstance(edge, Alt | Seq) and _has_anchor(edge):
-                return _join(_open(edge, anchor), rest, anchor)
-            if isinstance(edge, Repeat) and not _has_anchor(edge):
-                # Free text beside a loop takes all its turns but the ones it must make.
-                edge = Repeat(edge.item, edge.low, edge.low)
-                if edge.low == 0:
-                    return _open(Seq(rest), anchor)
-            return _join(ANY_TEXT, _join_items(edge, rest, anchor), anchor)
-        case Repeat(item, low, _) if not _has_anchor(item):
-            return _join(ANY_TEXT, (Repeat(item, low, low),) if low else (), anchor)
-        case _:
-            return _join(ANY_TEXT, (node,) if node != NOTHING else (), anchor)
-
-
-def _join_items(edge: Node, rest: tuple[Node, ...], anchor: Anchor) -> tuple[Node, ...]:
-    return (edge, *rest) if anchor is Anchor.BEGIN else (*rest, edge)
 
 
 # --------------------------------------------------------------------------- simplification
@@ -243,7 +224,9 @@ def min_length(node: Node) -> int:
             return min(min_length(i) for i in items)
         case Repeat(item, low, _):
             return low * min_length(item)
-        case At():
+        case Automaton():
+            return node.lengths[0]
+        case At() | Look():
             return 0
 
 
@@ -263,5 +246,18 @@ def max_length(node: Node) -> int | None:
             if inner == 0:
                 return 0
             return None if high is None or inner is None else high * inner
-        case At():
+        case Automaton():
+            return node.lengths[1]
+        case At() | Look():
+            return 0
+
+
+def counts(node: Node) -> int:
+    """The greatest count of a repeat."""
+    match node:
+        case Seq(items) | Alt(items):
+            return max((counts(i) for i in items), default=0)
+        case Repeat(item, low, high):
+            return max(low, high or 0, counts(item))
+        case _:
             return 0

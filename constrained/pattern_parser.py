@@ -1,42 +1,45 @@
-"""Regular expressions as trees of character sets: parsed, simplified, stripped of anchors.
+"""Regular expressions as trees of character sets, anchors and look-around included.
 
 Two dialects share one parser. PYTHON is for `regex` constraints (`re.fullmatch`), ECMA for the
-`pattern` of JSON Schema (search semantics). What a finite automaton cannot hold, or what differs
-between engines, is refused by name: look-around, back-references, word boundaries, inline flags,
-`\\p`, possessive and atomic groups. Laziness is accepted, since it does not change the language.
-
-Shorthand classes in PYTHON are ASCII (`\\d` is `[0-9]`, and so on), their negations exclude the
-Unicode meaning too: whatever matches here also matches in `re`.
+`pattern` of JSON Schema (search semantics, the `u` flag). What a finite automaton cannot hold, or
+what differs between engines, is refused by name and position: back-references, inline flags,
+possessive and atomic groups. Laziness is accepted, since it does not change the language.
 """
 
 from __future__ import annotations
 
-import enum
-
 from phloem.constrained import charset
-from phloem.constrained.base import LimitExceeded, MalformedConstraint, UnsupportedKeyword
-from phloem.constrained.charset import CharSet
-from phloem.constrained.pattern import Alt, Anchor, At, Chars, Node, Repeat, Seq
+from phloem.constrained.base import LimitExceeded
+from phloem.constrained.pattern import (
+    Alt,
+    Anchor,
+    At,
+    Chars,
+    Look,
+    Node,
+    Repeat,
+    Seq,
+    max_length,
+    min_length,
+)
+from phloem.constrained.pattern_escapes import CharReader, Dialect
+
+__all__ = ["Dialect", "parse"]
 
 MAX_PATTERN_CHARS = 2048
 MAX_GROUP_DEPTH = 64
 MAX_REPEAT_PRODUCT = 10_000
 
 
-class Dialect(enum.Enum):
-    PYTHON = "python"
-    ECMA = "ecma"
-
-
-def parse(pattern: str, dialect: Dialect) -> Node:
-    """A pattern's tree, anchors included.
+def parse(pattern: str, dialect: Dialect, *, limited: bool = True) -> Node:
+    """A pattern's tree, anchors included. Patterns of our own need not be `limited` in length.
 
     Raises:
         MalformedConstraint: not a regular expression.
         UnsupportedKeyword: a construct that is not supported, by name.
         LimitExceeded: too long, too deep, or the product of nested repeats is too large.
     """
-    if len(pattern) > MAX_PATTERN_CHARS:
+    if limited and len(pattern) > MAX_PATTERN_CHARS:
         raise LimitExceeded(
             f"the pattern has {len(pattern)} characters; at most {MAX_PATTERN_CHARS} are allowed"
         )
@@ -56,17 +59,13 @@ def _repeat_product(node: Node) -> int:
             return max(low, high or 1, 1) * _repeat_product(item)
         case Seq(items) | Alt(items):
             return max((_repeat_product(i) for i in items), default=1)
+        case Look(item):
+            return _repeat_product(item)
         case _:
             return 1
 
 
-_SIMPLE_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "0": "\0", "a": "\a"}
-_HEX_ESCAPES = {"x": 2, "u": 4, "U": 8}
 _REFUSED_GROUPS = {
-    "=": "look-ahead (?=…)",
-    "!": "look-ahead (?!…)",
-    "<=": "look-behind (?<=…)",
-    "<!": "look-behind (?<!…)",
     "P=": "back-reference (?P=…)",
     ">": "atomic group (?>…)",
     "(": "conditional group (?(…)…)",
@@ -75,46 +74,18 @@ _REFUSED_GROUPS = {
 }
 
 
-class _Parser:
-    """Recursive descent over one pattern."""
+_ANCHORS = ("^", "$", "\\b", "\\B", "\\A", "\\Z", "\\z")
+_LOOKS = {"=": (True, False), "!": (True, True), "<=": (False, False), "<!": (False, True)}
 
-    def __init__(self, text: str, dialect: Dialect) -> None:
-        self._text = text
-        self._dialect = dialect
-        self._at = 0
-        self._depth = 0
+
+class _Parser(CharReader):
+    """Recursive descent over one pattern."""
 
     def parse(self) -> Node:
         node = self._alternatives()
         if self._at < len(self._text):
             raise self._malformed("unbalanced )")
         return node
-
-    def _malformed(self, what: str) -> MalformedConstraint:
-        return MalformedConstraint(
-            f"invalid regular expression: {what} at position {self._at}", code="invalid_regex"
-        )
-
-    def _unsupported(self, what: str) -> UnsupportedKeyword:
-        return UnsupportedKeyword(
-            f"regular expression: {what} is not supported (position {self._at})",
-            code="unsupported_regex",
-        )
-
-    def _peek(self, text: str) -> bool:
-        return self._text.startswith(text, self._at)
-
-    def _take(self, text: str) -> bool:
-        if not self._peek(text):
-            return False
-        self._at += len(text)
-        return True
-
-    def _next(self, what: str) -> str:
-        if self._at >= len(self._text):
-            raise self._malformed(what)
-        self._at += 1
-        return self._text[self._at - 1]
 
     def _alternatives(self) -> Node:
         branches = [self._sequence()]
@@ -129,11 +100,12 @@ class _Parser:
         return items[0] if len(items) == 1 else Seq(tuple(items))
 
     def _quantified(self) -> Node:
+        bare = self._text.startswith(_ANCHORS, self._at)
         node = self._atom()
         bounds = self._bounds()
         if bounds is None:
             return node
-        if isinstance(node, At):
+        if bare:
             raise self._malformed("an anchor cannot be repeated")
         if self._take("+"):
             raise self._unsupported("the possessive quantifier")
@@ -179,7 +151,7 @@ class _Parser:
             case "^":
                 return At(Anchor.BEGIN)
             case "$":
-                return At(Anchor.END)
+                return At(Anchor.END if self._dialect is Dialect.ECMA else Anchor.LAST)
             case "\\":
                 return self._escape()
             case "*" | "+" | "?":
@@ -195,28 +167,34 @@ class _Parser:
             self._at += 1
         return found
 
-    def _character(self, char: str) -> CharSet:
-        if 0xD800 <= ord(char) <= 0xDFFF:
-            raise self._malformed("a surrogate is not a character")
-        return charset.of(char)
-
     def _group(self) -> Node:
         self._depth += 1
         if self._depth > MAX_GROUP_DEPTH:
             raise LimitExceeded(
                 f"regular expression groups nest deeper than {MAX_GROUP_DEPTH} levels"
             )
-        if self._take("?"):
-            self._group_kind()
+        look = self._group_kind() if self._take("?") else None
+        turned = look is not None and look[1]
+        self._negative ^= turned
         node = self._alternatives()
+        self._negative ^= turned
         if not self._take(")"):
             raise self._malformed("missing ), unterminated group")
         self._depth -= 1
-        return node
+        if look is None:
+            return node
+        fixed = look[0] or min_length(node) == max_length(node)
+        if self._dialect is Dialect.PYTHON and not fixed:
+            raise self._malformed("look-behind requires a fixed width")
+        return Look(node, *look)
 
-    def _group_kind(self) -> None:
+    def _group_kind(self) -> tuple[bool, bool] | None:
+        """What follows `(?`: the two flags of a look-around, or None for a plain group."""
         if self._take(":"):
-            return
+            return None
+        for sign, look in _LOOKS.items():
+            if self._take(sign):
+                return look
         for sign in sorted(_REFUSED_GROUPS, key=len, reverse=True):
             if self._peek(sign):
                 raise self._unsupported(_REFUSED_GROUPS[sign])
@@ -225,7 +203,7 @@ class _Parser:
             if end < 0 or not self._text[self._at : end].isidentifier():
                 raise self._malformed("bad group name")
             self._at = end + 1
-            return
+            return None
         if self._at < len(self._text) and (self._text[self._at].isalpha() or self._peek("-")):
             raise self._unsupported("the inline flag (?…)")
         raise self._malformed("unknown extension (?")
@@ -233,7 +211,7 @@ class _Parser:
     def _escape(self) -> Node:
         char = self._next("a trailing backslash")
         if char in "bB":
-            raise self._unsupported(f"the word boundary \\{char}")
+            return self._boundary(negative=char == "B")
         if char in "123456789k":
             raise self._unsupported(f"the back-reference \\{char}")
         if self._dialect is Dialect.PYTHON and char in "AZz":
@@ -241,120 +219,17 @@ class _Parser:
         self._at -= 1
         return Chars(self._class_escape())
 
-    def _class_escape(self) -> CharSet:
-        """The set that an escape stands for, the backslash being read already."""
-        char = self._next("a trailing backslash")
-        if char in "dDwWsS":
-            return self._shorthand(char)
-        if char in "pP":
-            raise self._unsupported(f"the Unicode property \\{char}")
-        if char == "c" and self._dialect is Dialect.ECMA:
-            raise self._unsupported("the control escape \\c")
-        if char in _HEX_ESCAPES and (char != "U" or self._dialect is Dialect.PYTHON):
-            return self._code_point(char)
-        if char == "0" and self._at < len(self._text) and self._text[self._at].isdigit():
-            raise self._unsupported("the octal escape \\0…")
-        if char in _SIMPLE_ESCAPES and (char != "a" or self._dialect is Dialect.PYTHON):
-            return charset.of(_SIMPLE_ESCAPES[char])
-        if char.isalnum():
-            raise self._malformed(f"bad escape \\{char}" if char.isascii() else "bad escape")
-        return self._character(char)
-
-    def _code_point(self, kind: str) -> CharSet:
-        if kind == "u" and self._dialect is Dialect.ECMA and self._take("{"):
-            end = self._text.find("}", self._at)
-            digits = self._text[self._at : max(end, self._at)]
-            self._at = end + 1
-        else:
-            digits = self._text[self._at : self._at + _HEX_ESCAPES[kind]]
-            self._at += _HEX_ESCAPES[kind]
-            if len(digits) != _HEX_ESCAPES[kind]:
-                digits = ""
-        try:
-            value = int(digits, 16) if digits.isalnum() else -1
-        except ValueError:
-            value = -1
-        if not 0 <= value <= 0x10FFFF:
-            raise self._malformed(f"incomplete escape \\{kind}")
-        if 0xD800 <= value < 0xDC00 and self._dialect is Dialect.ECMA:
-            value = self._low_surrogate(value)
-        if 0xD800 <= value <= 0xDFFF:
-            raise self._malformed("a lone surrogate is not a character")
-        return ((value, value),)
-
-    def _low_surrogate(self, high: int) -> int:
-        digits = self._text[self._at + 2 : self._at + 6]
-        if not self._peek("\\u") or len(digits) != 4 or not digits.isalnum():
-            return high
-        try:
-            low = int(digits, 16)
-        except ValueError:
-            return high
-        if not 0xDC00 <= low <= 0xDFFF:
-            return high
-        self._at += 6
-        return 0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00)
-
-    def _shorthand(self, char: str) -> CharSet:
-        sure = {"d": charset.DIGIT, "w": charset.WORD, "s": charset.ASCII_SPACE}[char.lower()]
-        if char.islower():
-            return sure
-        if char == "S":
-            return charset.negate(charset.SPACE)
-        if self._dialect is Dialect.ECMA:
-            return charset.negate(sure)
-        perhaps = charset.unicode_digits() if char == "D" else charset.NON_ASCII
-        return charset.negate(charset.union(sure, perhaps))
-
-    def _class(self) -> CharSet:
-        negated = self._take("^")
-        if self._peek("]") and self._dialect is Dialect.ECMA:
-            raise self._unsupported("the empty class")
-        sure: list[CharSet] = []
-        perhaps: list[CharSet] = []
-        first = True
-        while first or not self._peek("]"):
-            first = False
-            if self._peek("[:") or self._peek("[=") or self._peek("[."):
-                raise self._unsupported("a POSIX class [:…:]")
-            inside, outside = self._class_item()
-            sure.append(inside)
-            perhaps.append(outside)
-        self._at += 1
-        chars = charset.negate(charset.union(*perhaps)) if negated else charset.union(*sure)
-        if not chars:
-            raise self._malformed("a class that no character is in")
-        return chars
-
-    def _class_item(self) -> tuple[CharSet, CharSet]:
-        """A character, range or shorthand: (what is surely in it, what may be)."""
-        start = self._at
-        low = self._class_member()
-        if self._is_shorthand(start):
-            return low, charset.negate(self._opposite(start))
-        if not self._peek("-") or self._text.startswith("]", self._at + 1):
-            return low, low
-        self._at += 1
-        start = self._at
-        high = self._class_member()
-        if self._is_shorthand(start) or low[0][0] > high[0][0]:
-            raise self._malformed("bad character range")
-        chars = charset.char_set([(low[0][0], high[0][0])])
-        return chars, chars
-
-    def _class_member(self) -> CharSet:
-        char = self._next("unterminated character class")
-        if char != "\\":
-            return self._character(char)
-        if self._take("b"):
-            return charset.of("\b")
-        if self._at < len(self._text) and self._text[self._at] in "123456789":
-            raise self._unsupported("an octal escape in a class")
-        return self._class_escape()
-
-    def _is_shorthand(self, start: int) -> bool:
-        return self._text[start] == "\\" and self._text[start + 1] in "dDwWsS"
-
-    def _opposite(self, start: int) -> CharSet:
-        """What is surely outside the shorthand at `start`."""
-        return self._shorthand(self._text[start + 1].swapcase())
+    def _boundary(self, *, negative: bool) -> Node:
+        """`\\b` or `\\B` by look-around. Where the text's edge counts as no word character."""
+        word, other = Chars(self._pick(*self._word(False))), Chars(self._pick(*self._word(True)))
+        after, before = Look(word, True, False), Look(word, False, False)
+        start = Alt((At(Anchor.BEGIN), Look(other, False, False)))
+        stop = Alt((At(Anchor.END), Look(other, True, False)))
+        if not negative:
+            return Alt((Seq((before, stop)), Seq((start, after))))
+        if self._dialect is Dialect.ECMA or self._negative:
+            return Alt((Seq((before, after)), Seq((start, stop))))
+        # In `re`, \\B does not match in the empty string before Python 3.14.
+        inside = Seq((Look(other, False, False), stop))
+        at_start = Seq((At(Anchor.BEGIN), Look(other, True, False)))
+        return Alt((Seq((before, after)), inside, at_start))

@@ -1,18 +1,21 @@
 """A regular expression as a grammar, with the meaning of `re.fullmatch` (ASCII shorthands).
 
 `.` is any character but a line feed; one `^…$` around the whole, or around an alternative, says
-nothing and is dropped. What is refused, and why, stands in `pattern_parser`.
+nothing and is dropped; look-around, word boundaries and inner anchors mean what they mean. What is
+refused, and why, stands in `pattern_parser`.
 """
 
 from __future__ import annotations
 
+from phloem.constrained.base import MalformedConstraint
 from phloem.constrained.grammar_text import (
     GrammarWriter,
     LoweredGrammar,
     char_class,
     write_pattern,
 )
-from phloem.constrained.pattern import Node, close_full
+from phloem.constrained.pattern import Automaton, Node
+from phloem.constrained.pattern_closing import close_full
 from phloem.constrained.pattern_parser import Dialect, parse
 
 
@@ -32,4 +35,7 @@ def lower_regex(pattern: str) -> LoweredGrammar:
         ConstraintError: malformed, unsupported or too large.
     """
     writer = GrammarWriter()
-    return writer.finish(write_pattern(parse_regex(pattern), char_class, writer))
+    node = parse_regex(pattern)
+    if isinstance(node, Automaton) and node.is_empty:
+        raise MalformedConstraint("no string matches the regular expression", code="unsatisfiable")
+    return writer.finish(write_pattern(node, char_class, writer))

@@ -4,14 +4,16 @@ The engine's own schema conversion is not used: it ignores or approximates about
 keywords. Instead the schema becomes a union of shapes (`schema_shapes`), and the shapes become
 rules of a grammar (here and in `schema_objects`) that any engine can run.
 
-What is exact: type, enum, const, numeric bounds, multipleOf (integers with bounds, powers of ten,
-2 and 5), lengths, pattern and the formats of `formats` (alone and combined), items, prefixItems,
-minItems, maxItems, properties, required, additionalProperties, patternProperties, propertyNames,
-min/maxProperties, local $ref with recursion, $anchor, allOf, anyOf, oneOf, and not, if/then/else,
-dependentRequired and dependentSchemas where the complement can be written. Drafts 4 to 2020-12.
+What is exact: type, enum, const, numeric bounds, multipleOf, lengths, pattern and the formats of
+`formats` (alone and combined), items, prefixItems, minItems, maxItems, contains with its counts,
+uniqueItems where elements have few values or cannot be equal, properties, required,
+additionalProperties, patternProperties, propertyNames, min/maxProperties, references within the
+document with recursion, allOf, anyOf, oneOf, not, if/then/else, dependentRequired,
+dependentSchemas, and unevaluated* with all of these. Drafts 4 to 2020-12.
 
-What is refused: uniqueItems and contains where they bind, unevaluated* beside applicators,
-$dynamicRef, references out of the document, unknown formats, patterns that are not regular.
+What is refused: uniqueItems over many values, minProperties that undeclared members have to meet,
+unevaluated* and uniqueItems under a negation, $dynamicRef to one of several anchors, references
+out of the document, complements of formats whose strings are not known well enough.
 
 What the text looks like, beyond what the schema says: keys come in declared order (so a value with
 other key order is not produced), an object is open unless the schema closes it, integers have no
@@ -23,11 +25,11 @@ from __future__ import annotations
 
 import dataclasses
 
+from phloem.constrained import automaton
 from phloem.constrained.base import (
     ConstraintError,
     LimitExceeded,
     MalformedConstraint,
-    UnsupportedKeyword,
 )
 from phloem.constrained.grammar_text import (
     LoweredGrammar,
@@ -38,8 +40,12 @@ from phloem.constrained.grammar_text import (
 )
 from phloem.constrained.json_text import JsonText
 from phloem.constrained.numerals import numeral
+from phloem.constrained.pattern import Node as Pattern
 from phloem.constrained.pattern import max_length, min_length
+from phloem.constrained.pattern_parser import Dialect, parse
+from phloem.constrained.schema_arrays import ArrayPlan, plan_array, write_array
 from phloem.constrained.schema_document import SchemaDocument
+from phloem.constrained.schema_members import MemberPlan, write_object
 from phloem.constrained.schema_objects import Layout, ObjectWriter, lay_out
 from phloem.constrained.schema_shapes import Analysis
 from phloem.constrained.shape_relations import text_automaton
@@ -56,6 +62,9 @@ from phloem.constrained.shapes import (
     Value,
 )
 from phloem.constrained.spec import Whitespace
+
+MAX_EXACT = 2**53
+_SHORT = parse(r"-?(0|[1-9][0-9]{0,8})(\.[0-9]{1,6})?", Dialect.ECMA)
 
 
 def lower_schema(text: str, whitespace: Whitespace) -> LoweredGrammar:
@@ -85,6 +94,8 @@ class _SchemaWriter:
         self._document = document
         self._analysis = Analysis(document)
         self._layouts: dict[Object, Layout] = {}
+        self._member_plans: dict[Object, MemberPlan] = {}
+        self._plans: dict[Array, ArrayPlan | None] = {}
         self._possible: set[Conj] = set()
         self._names: dict[Conj, str] = {}
         self._open: dict[Conj, str | None] = {}
@@ -122,11 +133,29 @@ class _SchemaWriter:
             self._layouts[shape] = lay_out(shape, self._analysis)
         return self._layouts[shape]
 
+    def _plan(self, shape: Array) -> ArrayPlan | None:
+        if shape not in self._plans:
+            self._plans[shape] = plan_array(shape, self._analysis)
+        return self._plans[shape]
+
+    def _members(self, shape: Object) -> MemberPlan | None:
+        if not shape.demands:
+            return None
+        if shape not in self._member_plans:
+            self._member_plans[shape] = MemberPlan(shape, self._layout(shape), self._analysis)
+        return self._member_plans[shape]
+
     def _children(self, shape: Shape) -> list[Conj]:
         match shape:
             case Array():
+                plan = self._plan(shape)
+                if plan is not None:
+                    return plan.children()
                 return [self._item(shape, i) for i in range(shape.prefix_length() + 1)]
             case Object():
+                members = self._members(shape)
+                if members is not None:
+                    return members.children()
                 layout = self._layout(shape)
                 return [v for _, v in layout.declared] + [e.value for e in layout.extras]
             case _:
@@ -138,11 +167,17 @@ class _SchemaWriter:
     def _is_possible(self, shape: Shape) -> bool:
         match shape:
             case Number():
-                return numeral(shape) is not None
+                return _numeral(shape) is not None
             case Array():
+                plan = self._plan(shape)
+                if plan is not None:
+                    return plan.start in plan.viable(self._possible.__contains__)
                 wanted = min(shape.low, shape.prefix_length() + 1)
                 return all(self._item(shape, i) in self._possible for i in range(wanted))
             case Object():
+                members = self._members(shape)
+                if members is not None:
+                    return members.start in members.viable(self._possible.__contains__)
                 return self._object_possible(self._layout(shape))
             case _:
                 return not self._analysis.relations.empty(shape)
@@ -205,6 +240,8 @@ class _SchemaWriter:
 
     def _write_shape(self, shape: Shape) -> str:
         match shape:
+            case Value(float() as value) if value.is_integer() and abs(value) < MAX_EXACT:
+                return choice([self.text.literal(value), self.text.literal(int(value))])
             case Value(value):
                 return self.text.literal(value)
             case Null():
@@ -212,7 +249,7 @@ class _SchemaWriter:
             case Boolean():
                 return '("true" | "false")'
             case Number():
-                pattern = numeral(shape)
+                pattern = _numeral(shape)
                 assert pattern is not None
                 return self.text.writer.rule(
                     write_pattern(pattern, char_class, self.text.writer), "number"
@@ -222,17 +259,21 @@ class _SchemaWriter:
             case Array():
                 return self._array(shape)
             case Object():
+                members = self._members(shape)
+                if members is not None:
+                    possible = self._possible.__contains__
+                    return write_object(members, self.text, possible, self._conj)
                 layout = self._usable(self._layout(shape))
                 return self.text.writer.rule(
                     ObjectWriter(self.text, layout, self._conj).write(), "object"
                 )
 
     def _string(self, shape: Text) -> str:
-        if not shape.patterns and not shape.excluded:
+        if not shape.patterns and not shape.excluded and not shape.without:
             if shape.low == 0 and shape.high is None:
                 return self.text.string()
             return self.text.string_of_length(shape.low, shape.high)
-        if len(shape.patterns) == 1 and not shape.excluded:
+        if len(shape.patterns) == 1 and not shape.excluded and not shape.without:
             pattern = shape.patterns[0]
             longest = max_length(pattern)
             if min_length(pattern) >= shape.low and (
@@ -242,14 +283,15 @@ class _SchemaWriter:
         return self.text.string_in(text_automaton(shape))
 
     def _array(self, shape: Array) -> str:
+        plan = self._plan(shape)
+        if plan is not None:
+            return write_array(plan, self.text, self._possible.__contains__, self._conj)
         prefix = shape.prefix_length()
         high = shape.high
         for index in range(prefix + 1):
             if self._item(shape, index) not in self._possible:
                 high = index if high is None else min(high, index)
                 break
-        if shape.unique is not None and (high is None or high > 1):
-            raise UnsupportedKeyword("uniqueItems is not supported", path=shape.unique)
         body = self._elements(shape, 0, high) if high != 0 else ""
         if not body:
             return sequence('"["', self.text.space, '"]"')
@@ -272,3 +314,15 @@ class _SchemaWriter:
             return sequence(item, f"{more}{{{low},}}" if low > 1 else more + "*+"[low])
         most = high - index - 1
         return sequence(item, f"{more}{{{low},{most}}}" if most else "")
+
+
+def _numeral(shape: Number) -> Pattern | None:
+    """The pattern of a number; None when there is none. One that is not to be a multiple is short
+    enough for its distance to the next multiple to survive in a double."""
+    pattern = numeral(shape)
+    if pattern is None or not shape.indivisible:
+        return pattern
+    machine = automaton.intersection(
+        automaton.from_pattern(pattern), automaton.from_pattern(_SHORT)
+    )
+    return None if machine.is_empty else machine

@@ -8,13 +8,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import urllib.parse
 from collections.abc import Iterator
 from typing import Any
 
 import jsonschema_rs
 
 from phloem.constrained.base import LimitExceeded, MalformedConstraint, UnsupportedKeyword
+from phloem.constrained.schema_annotations import annotations_of
+from phloem.constrained.schema_node import Node, join
+from phloem.constrained.schema_references import References
+
+__all__ = ["Node", "SchemaDocument", "finite", "join", "parse_json"]
 
 MAX_SCHEMA_BYTES = 256 << 10
 MAX_JSON_DEPTH = 96
@@ -23,8 +27,6 @@ MAX_PROPERTIES = 5_000
 MAX_ENUM_VALUES = 1_000
 MAX_NAME_CHARS = 120_000
 MAX_BRANCHES = 256
-
-Schema = dict[str, Any] | bool
 
 _DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 _DIALECTS = {
@@ -35,8 +37,8 @@ _DIALECTS = {
     "json-schema.org/draft/2020-12/schema",
     "json-schema.org/schema",
 }
+_DRAFT_4 = "json-schema.org/draft-04/schema"
 _REF_ALONE = {f"json-schema.org/draft-0{n}/schema" for n in (4, 6, 7)}
-_ROOT_URI = "phloem:///schema"
 
 # Where the subschemas of a schema are: one, a list of them, or a map of them.
 _ONE = [
@@ -61,37 +63,6 @@ _MAPS = [
     "dependentSchemas",
     "dependencies",
 ]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Node:
-    """A schema at a place of the document, or (`negated`) what that schema refuses.
-
-    Equal by place: `pointer` is the JSON pointer as a URI fragment body.
-    """
-
-    pointer: str
-    negated: bool = False
-    schema: Schema = dataclasses.field(default=True, compare=False, repr=False)
-
-    def child(self, *keys: str | int) -> Node:
-        """The subschema below these keys."""
-        schema: Any = self.schema
-        for key in keys:
-            schema = schema[key]
-        return Node(join(self.pointer, *keys), schema=schema)
-
-    def complement(self) -> Node:
-        return dataclasses.replace(self, negated=not self.negated)
-
-    def at(self, *keys: str | int) -> str:
-        """The pointer below this place, for error messages."""
-        return join(self.pointer, *keys)
-
-
-def join(pointer: str, *keys: str | int) -> str:
-    """`pointer` extended by these keys, escaped as RFC 6901 says."""
-    return pointer + "".join("/" + str(k).replace("~", "~0").replace("/", "~1") for k in keys)
 
 
 def parse_json(text: str) -> Any:
@@ -149,13 +120,16 @@ class SchemaDocument:
         if not isinstance(schema, dict | bool):
             raise MalformedConstraint("a schema is an object or a boolean")
         self.root = Node("", schema=schema)
-        self.ref_alone = isinstance(schema, dict) and _draft(schema) in _REF_ALONE
-        """Whether keywords beside `$ref` mean nothing, as up to draft 7."""
-        self._anchors: dict[str, Node] = {}
+        self.annotations: list[tuple[str, str]] = []
+        """Keywords that restrict nothing although they may seem to, by path, and why."""
         self._validators: dict[Node, jsonschema_rs.Validator] = {}
         if isinstance(schema, dict):
             self._check_dialect(schema)
-            self._check_size()
+        draft = _draft(self.root.schema) if isinstance(self.root.schema, dict) else ""
+        self.ref_alone = draft in _REF_ALONE
+        """Whether keywords beside `$ref` mean nothing, as up to draft 7."""
+        self.references = References(self.root, draft_4=draft == _DRAFT_4, ref_alone=self.ref_alone)
+        self._check_size()
 
     def _check_dialect(self, schema: dict[str, Any]) -> None:
         named = schema.get("$schema")
@@ -190,9 +164,8 @@ class SchemaDocument:
             chars += sum(len(json.dumps(v, ensure_ascii=False)) for v in listed)
             for key in ("anyOf", "oneOf", "allOf"):
                 _limit(len(schema.get(key, ())), MAX_BRANCHES, f"branches of {key}", node.at(key))
-            anchor = schema.get("$anchor")
-            if isinstance(anchor, str):
-                self._anchors[anchor] = node
+            self.references.enter(node)
+            self.annotations += annotations_of(node, schema)
         _limit(properties, MAX_PROPERTIES, "properties in all")
         _limit(values, MAX_ENUM_VALUES, "enum and const values in all")
         _limit(chars, MAX_NAME_CHARS, "characters of property names, enum and const values")
@@ -205,42 +178,25 @@ class SchemaDocument:
             if not isinstance(node.schema, dict):
                 continue
             yield node, depth
-            pending.extend((node.child(*keys), depth + 1) for keys in _children(node.schema))
+            below = [(node.child(*keys), depth + 1) for keys in _children(node.schema)]
+            pending.extend(reversed(below))
 
     def resolve(self, ref: str, node: Node) -> Node:
-        """The target of a local reference that stands in `node`.
+        """The target of a `$ref` that stands in `node`.
 
         Raises:
             UnsupportedKeyword: the reference leaves the document.
             MalformedConstraint: there is nothing at its end.
         """
-        path = node.at("$ref")
-        base, _, fragment = ref.partition("#")
-        own = self.root.schema.get("$id") if isinstance(self.root.schema, dict) else None
-        if base and base != str(own or "").removesuffix("#"):
-            raise UnsupportedKeyword(
-                "$ref to another document or to an $id is not supported", path=path
-            )
-        fragment = urllib.parse.unquote(fragment)
-        if fragment and not fragment.startswith("/"):
-            found = self._anchors.get(fragment)
-            if found is None:
-                raise MalformedConstraint("$ref to an $anchor that is not there", path=path)
-            return found
-        target: Any = self.root.schema
-        keys: list[str] = []
-        for part in fragment.split("/")[1:]:
-            key = part.replace("~1", "/").replace("~0", "~")
-            try:
-                target = target[int(key)] if isinstance(target, list) else target[key]
-            except (KeyError, IndexError, ValueError, TypeError):
-                raise MalformedConstraint(
-                    "$ref to a place that is not in the schema", path=path, code="dangling_ref"
-                ) from None
-            keys.append(key)
-        if not isinstance(target, dict | bool):
-            raise MalformedConstraint("$ref to something that is not a schema", path=path)
-        return Node(join("", *keys), schema=target)
+        return self.references.resolve(ref, node)
+
+    def resolve_dynamic(self, ref: str, node: Node) -> Node:
+        """The target of a `$dynamicRef` that stands in `node`, if it has but one.
+
+        Raises:
+            As `resolve`.
+        """
+        return self.references.resolve_dynamic(ref, node)
 
     def admits(self, node: Node, value: Any) -> bool:
         """Whether the schema at `node` accepts `value`, by an independent validator."""
@@ -256,16 +212,15 @@ class SchemaDocument:
             return jsonschema_rs.validator_for(node.schema)
         assert isinstance(self.root.schema, dict)
         dialect = self.root.schema.get("$schema")
-        root = {k: v for k, v in self.root.schema.items() if k not in ("$id", "id")}
-        fragment = urllib.parse.quote(node.pointer, safe="/~")
-        wrapper: dict[str, Any] = {"allOf": [{"$ref": f"{_ROOT_URI}#{fragment}"}]}
+        wrapper: dict[str, Any] = {"allOf": [{"$ref": self.references.locate(node.pointer)}]}
         if dialect is not None:
             wrapper["$schema"] = dialect
 
         def retrieve(uri: str) -> Any:
-            if uri.rstrip("#") == _ROOT_URI:
-                return root
-            raise ValueError("the schema leaves its document")
+            found = self.references.resource(uri)
+            if found is None:
+                raise ValueError("the schema leaves its document")
+            return found
 
         try:
             return jsonschema_rs.validator_for(wrapper, retriever=retrieve, validate_formats=True)

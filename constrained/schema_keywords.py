@@ -3,26 +3,30 @@ or objects. Raises `ConstraintError` with the keyword's path."""
 
 from __future__ import annotations
 
+import dataclasses
 from fractions import Fraction
 from typing import Any
 
 from phloem.constrained import formats
-from phloem.constrained.base import ConstraintError, MalformedConstraint, UnsupportedKeyword
+from phloem.constrained.base import ConstraintError, MalformedConstraint
 from phloem.constrained.pattern import Node as Pattern
-from phloem.constrained.pattern import close_search
+from phloem.constrained.pattern_closing import close_search
 from phloem.constrained.pattern_parser import Dialect, parse
 from phloem.constrained.schema_document import Node, finite
+from phloem.constrained.schema_formats import cover, unmatched
 from phloem.constrained.shapes import (
     NEVER,
     Array,
     Boolean,
     Conj,
     Items,
+    Keys,
     Members,
     Null,
     Number,
     Object,
     Shape,
+    Some,
     Text,
     meet,
     unique,
@@ -96,7 +100,7 @@ def _shape(node: Node, schema: dict[str, Any], kind: str) -> Shape | None:
             return None if number.empty() else number
         case "string":
             text = _text(node, schema)
-            return meet(text, text)
+            return meet(text, text) if "format" not in schema else _loose(text, schema)
         case "array":
             array = _array(node, schema)
             return meet(array, array)
@@ -105,7 +109,16 @@ def _shape(node: Node, schema: dict[str, Any], kind: str) -> Shape | None:
             return meet(members, members)
 
 
-def _count(node: Node, schema: dict[str, Any], key: str) -> int | None:
+def _loose(text: Text, schema: dict[str, Any]) -> Shape | None:
+    """The text, with a cover of its format, of whose strings the pattern may lack some."""
+    covers: tuple[tuple[Pattern, Pattern | None], ...] = ()
+    if schema["format"] in formats.FORMATS:
+        covers = ((formats.pattern_of(schema["format"], text.high), cover(schema["format"])),)
+    return meet(text, dataclasses.replace(text, loose=covers))
+
+
+def count(node: Node, schema: dict[str, Any], key: str) -> int | None:
+    """The value of a keyword that counts; None when it is not there."""
     value = schema.get(key)
     if value is None:
         return None
@@ -114,8 +127,9 @@ def _count(node: Node, schema: dict[str, Any], key: str) -> int | None:
     return int(value)
 
 
-def _fraction(node: Node, schema: dict[str, Any], key: str) -> Fraction | None:
-    """A bound, as the decimal that was written."""
+def fraction(node: Node, schema: dict[str, Any], key: str) -> Fraction | None:
+    """The value of a keyword that bounds or divides numbers, as the decimal that was written; None
+    when it is not there, or a boolean."""
     value = schema.get(key)
     if value is None or isinstance(value, bool):
         return None
@@ -126,46 +140,38 @@ def _fraction(node: Node, schema: dict[str, Any], key: str) -> Fraction | None:
 
 def _number(node: Node, schema: dict[str, Any], *, integer: bool) -> Number:
     number = Number(integer=integer)
-    low = _fraction(node, schema, "minimum")
-    high = _fraction(node, schema, "maximum")
+    low = fraction(node, schema, "minimum")
+    high = fraction(node, schema, "maximum")
     if low is not None:
         # Draft 4 has a boolean exclusiveMinimum beside minimum.
         number = number.meet(Number(low=low, low_open=schema.get("exclusiveMinimum") is True))
     if high is not None:
         number = number.meet(Number(high=high, high_open=schema.get("exclusiveMaximum") is True))
-    low = _fraction(node, schema, "exclusiveMinimum")
-    high = _fraction(node, schema, "exclusiveMaximum")
+    low = fraction(node, schema, "exclusiveMinimum")
+    high = fraction(node, schema, "exclusiveMaximum")
     if low is not None:
         number = number.meet(Number(low=low, low_open=True))
     if high is not None:
         number = number.meet(Number(high=high, high_open=True))
-    multiple = _fraction(node, schema, "multipleOf")
+    multiple = fraction(node, schema, "multipleOf")
     if multiple is not None:
         number = number.meet(Number(multiples=(multiple,)))
     named = schema.get("format")
     if integer and named in formats.INTEGER_FORMATS:
         least_value, most = formats.INTEGER_FORMATS[named]
         number = number.meet(Number(low=Fraction(least_value), high=Fraction(most)))
-    elif named is not None and "type" in schema:
-        known = formats.FORMATS | formats.ANNOTATION_FORMATS | set(formats.INTEGER_FORMATS)
-        if named not in known:
-            raise UnsupportedKeyword("unknown format", path=node.at("format"))
     return number
 
 
 def _text(node: Node, schema: dict[str, Any]) -> Text:
     patterns: list[Pattern] = []
+    low, high = count(node, schema, "minLength") or 0, count(node, schema, "maxLength")
     if "pattern" in schema:
         patterns.append(search_pattern(str(schema["pattern"]), node.at("pattern")))
     named = schema.get("format")
     if named in formats.FORMATS:
-        patterns.append(formats.pattern_of(named))
-    elif named is not None and named not in formats.ANNOTATION_FORMATS:
-        raise UnsupportedKeyword(
-            f"format is not one of {', '.join(sorted(formats.FORMATS))}", path=node.at("format")
-        )
-    low = _count(node, schema, "minLength") or 0
-    return Text(low, _count(node, schema, "maxLength"), unique(tuple(patterns)))
+        patterns.append(formats.pattern_of(named, high))
+    return Text(low, high, unique(tuple(patterns)))
 
 
 def search_pattern(text: str, path: str) -> Pattern:
@@ -176,77 +182,96 @@ def search_pattern(text: str, path: str) -> Pattern:
         raise type(error)(error.message, path=path, code=error.reason) from error
 
 
-def _conj(node: Node, *keys: str | int) -> Conj:
+def subschema(node: Node, *keys: str | int) -> Conj:
+    """The conjunction of one subschema."""
     child = node.child(*keys)
     return () if child.schema is True else (child,)
 
 
 def _array(node: Node, schema: dict[str, Any]) -> Array:
-    low = _count(node, schema, "minItems") or 0
-    high = _count(node, schema, "maxItems")
+    low = count(node, schema, "minItems") or 0
+    high = count(node, schema, "maxItems")
     items = schema.get("items", True)
     if isinstance(items, list):  # draft 7 and older
-        prefix = tuple(_conj(node, "items", i) for i in range(len(items)))
+        prefix = tuple(subschema(node, "items", i) for i in range(len(items)))
         rest = _rest(node, schema, ("additionalItems", "unevaluatedItems"))
     else:
         prefix = tuple(
-            _conj(node, "prefixItems", i) for i in range(len(schema.get("prefixItems", ())))
+            subschema(node, "prefixItems", i) for i in range(len(schema.get("prefixItems", ())))
         )
         rest = (
-            _conj(node, "items")
+            subschema(node, "items")
             if "items" in schema
             else _rest(node, schema, ("unevaluatedItems",))
         )
+    some: tuple[Some, ...] = ()
     if "contains" in schema:
-        least_found = schema.get("minContains", 1)
-        if least_found > 0 or "maxContains" in schema:
-            raise UnsupportedKeyword("contains is not supported", path=node.at("contains"))
+        wanted, most = contained(node, schema)
+        if wanted or most is not None:
+            some = (Some(subschema(node, "contains"), wanted, most),)
     path = node.at("uniqueItems") if schema.get("uniqueItems") is True else None
     layers = (Items(prefix, rest),) if prefix or rest else ()
-    return Array(layers, low, high, path)
+    return Array(layers, low, high, path, some, node.at("contains") if some else node.pointer)
 
 
-_APPLICATORS = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "contains")
+def contained(node: Node, schema: dict[str, Any]) -> tuple[int, int | None]:
+    """How many elements `contains` asks for: at least, at most."""
+    wanted = count(node, schema, "minContains")
+    return 1 if wanted is None else wanted, count(node, schema, "maxContains")
+
+
+APPLICATORS = (
+    "$ref",
+    "$dynamicRef",
+    "$recursiveRef",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "not",
+    "if",
+    "dependentSchemas",
+    "dependencies",
+    "contains",
+)
+"""Keywords with schemas about the same value."""
 
 
 def _rest(node: Node, schema: dict[str, Any], keys: tuple[str, ...]) -> Conj:
-    """What the first of `keys` that is there says of all other elements or members."""
+    """What the first of `keys` that is there says of all other elements or members; what
+    `unevaluated*` says beside applicators is seen to elsewhere."""
     for key in keys:
-        if key not in schema:
-            continue
-        if key.startswith("unevaluated") and schema[key] is not True:
-            beside = next((a for a in _APPLICATORS if a in schema), None)
-            if beside is not None:
-                raise UnsupportedKeyword(
-                    f"{key} beside {beside} is not supported", path=node.at(key)
-                )
-        return _conj(node, key)
+        if key in schema:
+            beside = key.startswith("unevaluated") and any(a in schema for a in APPLICATORS)
+            return () if beside else subschema(node, key)
     return ()
 
 
 def _object(node: Node, schema: dict[str, Any]) -> Object:
     properties = tuple(
-        (name, _conj(node, "properties", name)) for name in schema.get("properties", ())
+        (name, subschema(node, "properties", name)) for name in schema.get("properties", ())
     )
     patterns = tuple(
-        (
-            search_pattern(text, node.at("patternProperties", text)),
-            _conj(node, "patternProperties", text),
-        )
+        (key_pattern(node, text), subschema(node, "patternProperties", text))
         for text in schema.get("patternProperties", ())
     )
     rest = _rest(node, schema, ("additionalProperties", "unevaluatedProperties"))
-    names = (_conj(node, "propertyNames"),) if "propertyNames" in schema else ()
+    names = (subschema(node, "propertyNames"),) if "propertyNames" in schema else ()
     required = schema.get("required", ())
     members = Members(properties, patterns, rest)
     return Object(
         layers=(members,) if properties or patterns or rest else (),
         required=unique(tuple(required)) if isinstance(required, list) else (),
-        low=_count(node, schema, "minProperties") or 0,
-        high=_count(node, schema, "maxProperties"),
+        low=count(node, schema, "minProperties") or 0,
+        high=count(node, schema, "maxProperties"),
         names=names,
         path=node.pointer,
     )
+
+
+def key_pattern(node: Node, text: str) -> Keys:
+    """The keys that one of `patternProperties` is about."""
+    path = node.at("patternProperties", text)
+    return Keys(search_pattern(text, path), unmatched(text, path))
 
 
 def without(name: str) -> Object:

@@ -23,6 +23,8 @@ from phloem.constrained.shape_relations import member, pattern_automaton, text_a
 from phloem.constrained.shapes import Conj, Object, Text, Value, conj
 
 MAX_KEY_CLASSES = 64
+MAX_LISTED_NAMES = 64
+MAX_LISTED_STEPS = 4_096
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,10 +52,10 @@ def lay_out(shape: Object, analysis: Analysis) -> Layout:
     """Work out a shape's members.
 
     Raises:
-        UnsupportedKeyword: `propertyNames` of a form that is no language of keys.
+        UnsupportedKeyword: a keyword of the members' schemas is refused.
         LimitExceeded: too many classes of keys.
     """
-    names = _key_language(shape, analysis)
+    names = key_language(shape.names, shape.path, analysis)
     declared: list[tuple[str, Conj]] = []
     impossible = False
     for name in shape.declared():
@@ -62,10 +64,15 @@ def lay_out(shape: Object, analysis: Analysis) -> Layout:
             declared.append((name, value))
         else:
             impossible |= name in shape.required
+    extras = _extras(shape, names, analysis)
+    if shape.low > len(shape.required) + 1:
+        listed = _listed(extras)
+        if listed is not None:  # each at its place, so that none comes twice
+            declared, extras = declared + listed, ()
     return Layout(
         declared=tuple(declared),
         required=frozenset(shape.required),
-        extras=_extras(shape, names, analysis),
+        extras=extras,
         low=shape.low,
         high=shape.high,
         impossible=impossible,
@@ -73,25 +80,60 @@ def lay_out(shape: Object, analysis: Analysis) -> Layout:
     )
 
 
-def _key_language(shape: Object, analysis: Analysis) -> Automaton | None:
+def _listed(extras: tuple[Extra, ...]) -> list[tuple[str, Conj]] | None:
+    """The members of finitely many other names; None when there are many."""
+    found: list[tuple[str, Conj]] = []
+    for extra in extras:
+        names = None if extra.keys is None else _words(extra.keys)
+        if names is None or len(found) + len(names) > MAX_LISTED_NAMES:
+            return None
+        found += [(name, extra.value) for name in names]
+    return found
+
+
+def _words(machine: Automaton) -> list[str] | None:
+    """All strings of a language, by length; None when there are many."""
+    found: list[str] = []
+    pending = [(0, "")]
+    for state, text in pending:
+        if state in machine.accepting:
+            found.append(text)
+        for chars, target in machine.edges[state]:
+            letters = [
+                chr(c) for low, high in chars for c in range(low, high + 1)[: MAX_LISTED_NAMES + 1]
+            ]
+            pending += [(target, text + letter) for letter in letters]
+        if len(pending) > MAX_LISTED_STEPS or len(found) > MAX_LISTED_NAMES:
+            return None
+    return found
+
+
+def key_language(names: tuple[Conj, ...], path: str, analysis: Analysis) -> Automaton | None:
+    """The keys that satisfy all of `names`; None when any key does.
+
+    Raises:
+        LimitExceeded: they need too many states.
+    """
     found: Automaton | None = None
-    for nodes in shape.names:
-        strings = [
-            s
-            for s in analysis.shapes(analysis.canonical(nodes))
-            if isinstance(s, Text) or (isinstance(s, Value) and isinstance(s.value, str))
-        ]
-        if strings == [Text()]:
+    for nodes in names:
+        strings = analysis.shapes(analysis.canonical(nodes))
+        if Text() in strings:
             continue
-        if all(isinstance(s, Value) for s in strings):
-            machine = automaton.words(str(s.value) for s in strings if isinstance(s, Value))
-        elif len(strings) == 1 and isinstance(strings[0], Text):
-            machine = text_automaton(strings[0])
-        else:
-            path = shape.path + "/propertyNames"
-            raise UnsupportedKeyword("propertyNames with alternatives is not supported", path=path)
+        words = [s.value for s in strings if isinstance(s, Value) and isinstance(s.value, str)]
+        machine = automaton.words(words)
+        for text in strings:
+            if isinstance(text, Text):
+                machine = _union(machine, text_automaton(text))
         found = machine if found is None else automaton.intersection(found, machine)
     return found
+
+
+def _union(left: Automaton, right: Automaton) -> Automaton:
+    if left.is_empty or right.is_empty:
+        return right if left.is_empty else left
+    anything = automaton.from_pattern(ANY_TEXT)
+    neither = automaton.difference(automaton.difference(anything, left), right)
+    return automaton.difference(anything, neither)
 
 
 def _extras(shape: Object, names: Automaton | None, analysis: Analysis) -> tuple[Extra, ...]:
@@ -109,11 +151,11 @@ def _extras(shape: Object, names: Automaton | None, analysis: Analysis) -> tuple
         language = automaton.difference(language, automaton.words(declared))
     classes: list[tuple[Automaton, tuple[tuple[int, Conj], ...]]] = [(language, ())]
     for layer, pattern, value in patterns:
-        machine = pattern_automaton(pattern)
+        machine, others = pattern_automaton(pattern.matched), pattern_automaton(pattern.unmatched)
         split: list[tuple[Automaton, tuple[tuple[int, Conj], ...]]] = []
         for keys, matched in classes:
             split.append((automaton.intersection(keys, machine), (*matched, (layer, value))))
-            split.append((automaton.difference(keys, machine), matched))
+            split.append((automaton.intersection(keys, others), matched))
         classes = [c for c in split if not c[0].is_empty]
         if len(classes) > MAX_KEY_CLASSES:
             raise LimitExceeded(
@@ -136,6 +178,22 @@ def _class_value(shape: Object, matched: tuple[tuple[int, Conj], ...], analysis:
     return analysis.canonical(conj(n for c in nodes for n in c))
 
 
+def needed_members(layout: Layout) -> int:
+    """How many members have to be counted; 0 where the required ones are enough.
+
+    Raises:
+        UnsupportedKeyword: undeclared members have to meet `minProperties`.
+    """
+    if layout.low <= len(layout.required):
+        return 0
+    if layout.extras and layout.low > len(layout.required) + 1:
+        raise UnsupportedKeyword(
+            "minProperties that undeclared members have to meet is not supported",
+            path=layout.path + "/minProperties",
+        )
+    return layout.low
+
+
 class ObjectWriter:
     """Writes one layout. `write_value` writes the values of members."""
 
@@ -155,19 +213,8 @@ class ObjectWriter:
             for extra in layout.extras
         ]
         self._extra = write.rule(choice(extras), "extra") if extras else ""
-        self._needed = self._check_low()
+        self._needed = needed_members(layout)
         self._tails: dict[tuple[int, int], str] = {}
-
-    def _check_low(self) -> int:
-        layout = self._layout
-        if layout.low <= len(layout.required):
-            return 0
-        if self._extra and layout.low > len(layout.required) + 1:
-            raise UnsupportedKeyword(
-                "minProperties that undeclared members have to meet is not supported",
-                path=layout.path + "/minProperties",
-            )
-        return layout.low
 
     def write(self) -> str:
         """The object; the caller has made sure that it is possible."""

@@ -17,7 +17,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from phloem.constrained.base import CompiledGrammar, Matcher, MatcherRejected
+from phloem.constrained.base import Matcher, MatcherExhausted, MatcherRejected
+from phloem.constrained.closing import Closing
+from phloem.constrained.grammar import Grammar
 from phloem.constrained.jump import NO_JUMP, Jump, Jumper
 
 log = logging.getLogger(__name__)
@@ -27,6 +29,8 @@ TOKEN_SECONDS = 0.01
 """What a request's matcher may take of processor time in all: so much, and so much more for each
 token of its output. A lazily compiled grammar pays for each state on its first visit; an ambiguous
 one takes longer and longer, and holds up every other row."""
+CALL_SECONDS = 0.25
+"""What it may take at one time, besides reading tokens: every other row waits for it."""
 
 
 class History(Protocol):
@@ -43,6 +47,9 @@ class History(Protocol):
 
     @property
     def tokens(self) -> Sequence[int]: ...
+
+    @property
+    def left(self) -> int: ...
 
 
 class Row(History, Protocol):
@@ -73,12 +80,14 @@ class NoGuard:
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepOutcome:
     """Mask rows that were filled, mask rows that failed and why, requests to be replayed. Rows in
-    `too_dear` (which are in `failed`) went over what a constraint may cost."""
+    `too_dear`, which are in `failed`, went over what a constraint may cost. Rows in `closing`,
+    which are in `filled`, lack tokens after which the text could not be completed in time."""
 
     filled: list[int] = dataclasses.field(default_factory=list)
     failed: dict[int, str] = dataclasses.field(default_factory=dict)
     replay: list[int] = dataclasses.field(default_factory=list)
     too_dear: list[int] = dataclasses.field(default_factory=list)
+    closing: list[int] = dataclasses.field(default_factory=list)
 
 
 class _TooDear(Exception):
@@ -88,9 +97,34 @@ class _TooDear(Exception):
 @dataclasses.dataclass(slots=True)
 class _Progress:
     matcher: Matcher
+    closing: Closing | None
     key: str
     tokens: list[int] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Move on by tokens.
+
+        Raises:
+            MatcherRejected: the matcher refuses one; those before it were accepted.
+        """
+        for token in tokens:
+            self.matcher.accept(token)
+            self.follow([token])
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """The matcher was moved on by these tokens."""
+        self.tokens += tokens
+        if self.closing is not None:
+            for token in tokens:
+                self.closing.advance(token)
+
+    def rollback(self, count: int) -> None:
+        """Undo the last `count` tokens."""
+        self.matcher.rollback(count)
+        del self.tokens[len(self.tokens) - count :]
+        if self.closing is not None:
+            self.closing.rollback(count)
 
 
 class GrammarService:
@@ -100,7 +134,7 @@ class GrammarService:
 
     def __init__(
         self,
-        grammar_of: Callable[[str], CompiledGrammar | None],
+        grammar_of: Callable[[str], Grammar | None],
         jumper: Jumper,
         *,
         guard: Guard | None = None,
@@ -112,6 +146,7 @@ class GrammarService:
         self._guard = guard or NoGuard()
         self._stuck = stuck
         self._clock = clock
+        self._began = 0.0
         self._matchers: dict[int, _Progress] = {}
 
     def step(self, rows: Iterable[Row], mask_of: Callable[[int], NDArray[np.int32]]) -> StepOutcome:
@@ -122,8 +157,8 @@ class GrammarService:
             try:
                 with self._at_work(row):
                     reason = self._mask(row, mask_of(row.mask_row), outcome)
-            except _TooDear as error:
-                reason = str(error)
+            except (_TooDear, MatcherExhausted) as error:
+                reason = f"the constraint costs too much: {error}"
                 outcome.too_dear.append(row.mask_row)
             except MatcherRejected as error:
                 reason = f"the history contradicts the constraint: {error}"
@@ -136,15 +171,17 @@ class GrammarService:
 
     def _mask(self, row: Row, mask: NDArray[np.int32], outcome: StepOutcome) -> str | None:
         """Fill one mask; why the request cannot go on, if it cannot."""
-        matcher = self._advance(row)
-        if matcher is None:
+        progress = self._advance(row)
+        if progress is None:
             outcome.replay.append(row.uid)
             return None
-        matcher.fill(mask)
+        progress.matcher.fill(mask)
         if mask.any():
             outcome.filled.append(row.mask_row)
+            if progress.closing is not None and progress.closing.narrow(mask, row.left):
+                outcome.closing.append(row.mask_row)
             return None
-        if matcher.is_terminated:
+        if progress.matcher.is_terminated:
             return "the constrained text has already ended"
         return "no token of the vocabulary can continue the constrained text"
 
@@ -153,14 +190,19 @@ class GrammarService:
         that cannot be brought there does not jump: the next step tells why."""
         try:
             with self._at_work(row):
-                if self._advance(row) is None:
+                progress = self._advance(row)
+                if progress is None:
                     return NO_JUMP
-                progress = self._matchers[row.uid]
                 if exact:
                     jump = self._jumper.exact(progress.matcher)
                 else:
                     jump = self._jumper.canonical(progress.matcher, progress.tokens)
-                progress.tokens += jump.tokens
+                closing = progress.closing
+                if closing is not None and not closing.fits(jump.tokens, row.left):
+                    # The tokenizer's split is longer than the shortest way to the end.
+                    progress.matcher.rollback(len(jump.tokens))
+                    return NO_JUMP
+                progress.follow(jump.tokens)
                 return jump
         except _TooDear:
             return NO_JUMP  # the next mask says so
@@ -178,23 +220,36 @@ class GrammarService:
         """
         if row.uid == self._stuck:
             raise _TooDear("the constraint's matcher did not come back")
-        self._guard.begin(row.uid)
-        start = self._clock()
+        self._begin(row.uid)
         try:
             yield
         finally:
             self._guard.end()
         progress = self._matchers.get(row.uid)
-        if progress is not None:
-            progress.seconds += self._clock() - start
-            allowed = FREE_SECONDS + TOKEN_SECONDS * len(progress.tokens)
-            if progress.seconds > allowed:
+        if progress is None:
+            return
+        spent = self._clock() - self._began
+        progress.seconds += spent
+        read = len(progress.tokens)
+        for what, seconds, allowed in (
+            (
+                "one of the constraint's masks",
+                spent,
+                CALL_SECONDS + TOKEN_SECONDS * len(row.tokens),
+            ),
+            ("the constraint's masks", progress.seconds, FREE_SECONDS + TOKEN_SECONDS * read),
+        ):
+            if seconds > allowed:
                 raise _TooDear(
-                    f"the constraint's masks took {progress.seconds:.2g} s of processor time;"
-                    f" {allowed:.2g} s are allowed for {len(progress.tokens)} tokens"
+                    f"{what} took {seconds:.2g} s of processor time;"
+                    f" {allowed:.2g} s are allowed after {read} tokens"
                 )
 
-    def _advance(self, row: History) -> Matcher | None:
+    def _begin(self, uid: int) -> None:
+        self._guard.begin(uid)
+        self._began = self._clock()
+
+    def _advance(self, row: History) -> _Progress | None:
         """The row's matcher at its history; None when the row must come again from 0.
 
         Raises:
@@ -208,18 +263,16 @@ class GrammarService:
             grammar = self._grammar_of(row.key)
             if grammar is None:
                 raise LookupError("its grammar is not compiled")
-            known = _Progress(grammar.matcher(), row.key)
+            self._begin(row.uid)  # if it was compiled again, that was not the matcher's doing
+            known = _Progress(grammar.matcher(), grammar.closing(), row.key)
             self._matchers[row.uid] = known
         length = len(known.tokens)
         if length < row.at:
             return None
         if length > row.at:
-            known.matcher.rollback(length - row.at)
-            del known.tokens[row.at :]
-        for token in row.tokens:
-            known.matcher.accept(token)
-            known.tokens.append(token)
-        return known.matcher
+            known.rollback(length - row.at)
+        known.accept(row.tokens)
+        return known
 
     def close(self, uids: Iterable[int]) -> None:
         """These requests are over."""

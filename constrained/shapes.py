@@ -8,6 +8,7 @@ shapes is again a shape. Equality of shapes is equality of what they say, not of
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from phloem.constrained.schema_document import Node
 
 Conj = tuple[Node, ...]
 NEVER = Node("#never", negated=True, schema=True)
+_GIVEN = "#given "
 
 T = TypeVar("T")
 
@@ -40,7 +42,8 @@ class Boolean:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Number:
-    """A number between bounds (None: unbounded), a multiple of each of `multiples`."""
+    """A number between bounds (None: unbounded), a multiple of each of `multiples` and of none of
+    `indivisible` (of 1: it is no integer)."""
 
     integer: bool = False
     low: Fraction | None = None
@@ -48,16 +51,28 @@ class Number:
     high: Fraction | None = None
     high_open: bool = False
     multiples: tuple[Fraction, ...] = ()
+    indivisible: tuple[Fraction, ...] = ()
 
     def meet(self, other: Number) -> Number:
         low, low_open = _tighter(self.low, self.low_open, other.low, other.low_open, 1)
         high, high_open = _tighter(self.high, self.high_open, other.high, other.high_open, -1)
         multiples = unique(self.multiples + other.multiples)
         integer = self.integer or other.integer
-        return Number(integer, low, low_open, high, high_open, multiples)
+        return Number(
+            integer,
+            low,
+            low_open,
+            high,
+            high_open,
+            multiples,
+            unique(self.indivisible + other.indivisible),
+        )
 
     def empty(self) -> bool:
-        """Whether the bounds exclude everything."""
+        """Whether the bounds, or the multiples, exclude everything for certain."""
+        divisors = (*self.multiples, Fraction(1)) if self.integer else self.multiples
+        if any(not m % d for m in divisors for d in self.indivisible):
+            return True
         if self.low is None or self.high is None:
             return False
         return self.low > self.high or (self.low == self.high and (self.low_open or self.high_open))
@@ -75,12 +90,16 @@ def _tighter(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Text:
-    """A string of `low` to `high` characters that matches every pattern and is not excluded."""
+    """A string of `low` to `high` characters that matches every pattern, none of those in
+    `without`, and is not excluded. `loose` pairs patterns that lack some of the strings that are
+    meant with patterns that hold all of them (None: none is known)."""
 
     low: int = 0
     high: int | None = None
     patterns: tuple[Pattern, ...] = ()
     excluded: frozenset[str] = frozenset()
+    without: tuple[Pattern, ...] = ()
+    loose: tuple[tuple[Pattern, Pattern | None], ...] = ()
 
     def meet(self, other: Text) -> Text:
         return Text(
@@ -88,7 +107,15 @@ class Text:
             least(self.high, other.high),
             unique(self.patterns + other.patterns),
             self.excluded | other.excluded,
+            unique(self.without + other.without),
+            unique(self.loose + other.loose),
         )
+
+    def widened(self) -> Text:
+        """A shape that surely holds every string that is meant."""
+        covers = dict(self.loose)
+        wide = (covers.get(pattern, pattern) for pattern in self.patterns)
+        return dataclasses.replace(self, patterns=tuple(p for p in wide if p is not None), loose=())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,13 +130,27 @@ class Items:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Some:
+    """`low` to `high` of the elements from index `start` on satisfy `nodes`."""
+
+    nodes: Conj
+    low: int = 1
+    high: int | None = None
+    start: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Array:
-    """`low` to `high` elements; `unique` is the path of a `uniqueItems` that holds."""
+    """`low` to `high` elements; `unique` is the path of a `uniqueItems` that holds, `repeats` that
+    of one that does not; `some` is what a number of elements satisfy beyond that."""
 
     layers: tuple[Items, ...] = ()
     low: int = 0
     high: int | None = None
     unique: str | None = None
+    some: tuple[Some, ...] = ()
+    path: str = dataclasses.field(default="", compare=False)
+    repeats: str | None = None
 
     def meet(self, other: Array) -> Array:
         return Array(
@@ -117,6 +158,9 @@ class Array:
             max(self.low, other.low),
             least(self.high, other.high),
             self.unique or other.unique,
+            unique(self.some + other.some),
+            self.path or other.path,
+            self.repeats or other.repeats,
         )
 
     def prefix_length(self) -> int:
@@ -128,25 +172,63 @@ class Array:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys that surely match a pattern, and those that surely do not; engines may differ on
+    others."""
+
+    matched: Pattern
+    unmatched: Pattern
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Members:
     """One schema's say on an object's members. `patterns` pairs key languages with schemas; they
     apply beside `properties`; `rest` is for keys that neither names."""
 
     properties: tuple[tuple[str, Conj], ...] = ()
-    patterns: tuple[tuple[Pattern, Conj], ...] = ()
+    patterns: tuple[tuple[Keys, Conj], ...] = ()
     rest: Conj = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Lacks:
+    """There is no member of this name."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Has:
+    """There is a member of this name, and its value satisfies `nodes`."""
+
+    name: str
+    nodes: Conj
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HasSome:
+    """There is a member whose key is in `keys` and in `names`, and its value satisfies `nodes`."""
+
+    keys: Text = Text()
+    names: Conj = ()
+    nodes: Conj = ()
+
+
+Clause = Lacks | Has | HasSome
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Object:
-    """Members by layers; `names` are languages that every key must be in (`propertyNames`)."""
+    """Members by layers; `names` are languages that every key must be in (`propertyNames`); of
+    each of `demands`, one clause at least holds."""
 
     layers: tuple[Members, ...] = ()
     required: tuple[str, ...] = ()
     low: int = 0
     high: int | None = None
     names: tuple[Conj, ...] = ()
-    path: str = ""
+    path: str = dataclasses.field(default="", compare=False)
+    demands: tuple[tuple[Clause, ...], ...] = ()
 
     def meet(self, other: Object) -> Object:
         return Object(
@@ -156,12 +238,19 @@ class Object:
             least(self.high, other.high),
             unique(self.names + other.names),
             self.path or other.path,
+            unique(self.demands + other.demands),
         )
 
     def declared(self) -> tuple[str, ...]:
-        """Names in the order of declaration, then required names that nobody declares."""
+        """Names in the order of declaration, then those that are only asked for."""
         names = [name for layer in self.layers for name, _ in layer.properties]
-        return unique((*names, *self.required))
+        asked = [
+            clause.name
+            for demand in self.demands
+            for clause in demand
+            if not isinstance(clause, HasSome)
+        ]
+        return unique((*names, *self.required, *asked))
 
 
 Shape = Value | Null | Boolean | Number | Text | Array | Object
@@ -192,6 +281,23 @@ def meet(left: Shape, right: Shape) -> Shape | None:
 
 def _possible(shape: Text | Array | Object) -> Shape | None:
     return None if shape.high is not None and shape.low > shape.high else shape
+
+
+def only(value: Any) -> Node:
+    """A node that is nowhere in the document and accepts just this value."""
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True)
+    return Node(_GIVEN + text, schema={"const": value})
+
+
+def is_given(node: Node) -> bool:
+    """Whether `only` made the node."""
+    return node.pointer.startswith(_GIVEN)
+
+
+def given(node: Node) -> Any:
+    """The value of a node that `only` made."""
+    assert isinstance(node.schema, dict)
+    return node.schema["const"]
 
 
 def conj(nodes: Iterable[Node]) -> Conj:

@@ -13,13 +13,22 @@ import msgspec
 
 
 class Whitespace(StrEnum):
-    """Whitespace between JSON tokens: none at all, or a bounded run where JSON allows it.
+    """The layout of JSON texts: what whitespace stands between their tokens.
+
+    `compact` none; `bounded` one space or one line break and its indentation, or none, wherever
+    JSON allows whitespace; `spaced` exactly one space behind each comma and colon, as `json.dumps`
+    writes; `indented` one space behind each colon, a line break and an indentation of a multiple of
+    two behind each comma and, or not, inside brackets (`json.dumps(value, indent=2)` is such a
+    text; how deep a line is indented is not checked); `any` several spaces and line breaks.
 
     Never unbounded: a weak model would pad to `max_tokens`.
     """
 
     COMPACT = "compact"
     BOUNDED = "bounded"
+    SPACED = "spaced"
+    INDENTED = "indented"
+    ANY = "any"
 
 
 class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, tag="json_schema"):
@@ -63,7 +72,26 @@ class StructuralTag(msgspec.Struct, frozen=True, kw_only=True, tag="structural_t
     format: str
 
 
-Constraint = JsonSchema | JsonObject | Regex | Choice | Ebnf | StructuralTag
+class JsonLines(msgspec.Struct, frozen=True, kw_only=True, tag="json_lines"):
+    """Output is `min_lines` to `max_lines` JSON documents (None: no bound), each on a line of its
+    own and satisfying `schema`; a line feed between two lines, and none behind the last."""
+
+    schema: str
+    min_lines: int = 1
+    max_lines: int | None = None
+
+
+Plain = JsonSchema | JsonObject | JsonLines | Regex | Choice | Ebnf | StructuralTag
+
+
+class Continued(msgspec.Struct, frozen=True, kw_only=True, tag="continued"):
+    """`prefix` and the output together satisfy `constraint`: the prompt ends in the prefix."""
+
+    constraint: Plain
+    prefix: str
+
+
+Constraint = Plain | Continued
 
 _encoder = msgspec.json.Encoder(order="sorted")
 

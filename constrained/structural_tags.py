@@ -80,7 +80,7 @@ def _lower(part: Any, path: str) -> Any:
             case "regex":
                 return _grammar(lower_regex(str(part.get("pattern"))).text)
             case "grammar":
-                return _grammar(check_ebnf(str(part.get("grammar"))).text)
+                return _grammar(_unambiguous(str(part.get("grammar"))))
     except ConstraintError as error:
         raise type(error)(error.message, path=path + error.path, code=error.reason) from error
     if kind not in _PLAIN:
@@ -93,6 +93,13 @@ def _lower(part: Any, path: str) -> Any:
         if isinstance(part.get(key), list):
             lowered[key] = [_lower(p, join(path, key, i)) for i, p in enumerate(part[key])]
     return lowered
+
+
+def _unambiguous(text: str) -> str:
+    grammar = check_ebnf(text)
+    if grammar.ambiguous:
+        raise UnsupportedKeyword(grammar.ambiguous, code="ambiguous_grammar")
+    return grammar.text
 
 
 def _schema(part: dict[str, Any]) -> str:

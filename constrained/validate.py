@@ -6,23 +6,29 @@ no NaN). Regular expressions go to Phloem's own automaton, which is linear where
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, Final
 
 import jsonschema_rs
 
 from phloem.constrained.base import ConstraintError, MalformedConstraint
 from phloem.constrained.regex import parse_regex
-from phloem.constrained.schema_document import join, parse_json
+from phloem.constrained.schema_document import SchemaDocument, join, parse_json
 from phloem.constrained.shape_relations import pattern_automaton
 from phloem.constrained.spec import (
     Choice,
     Constraint,
+    Continued,
     Ebnf,
+    JsonLines,
     JsonObject,
     JsonSchema,
     Regex,
     StructuralTag,
 )
+
+MAX_VALIDATORS: Final = 256
 
 
 class Violation(ValueError):
@@ -39,20 +45,73 @@ def validate(constraint: Constraint, text: str) -> None:
     """
     match constraint:
         case JsonSchema(schema=schema):
-            _check_schema(parse_json(schema), _parse(text))
+            validator_of(schema).check(_parse(text))
         case JsonObject():
             if not isinstance(_parse(text), dict):
                 raise Violation("the text is JSON but not an object")
+        case JsonLines():
+            check_lines(constraint, text, _parse)
         case Regex(pattern=pattern):
             if not pattern_automaton(parse_regex(pattern)).accepts(text):
                 raise Violation("the text does not match the regular expression")
         case Choice(choices=choices):
             if text not in choices:
                 raise Violation("the text is none of the choices")
+        case Continued(constraint=inner, prefix=prefix):
+            validate(inner, prefix + text)
         case Ebnf() | StructuralTag():
             raise NotImplementedError(
                 f"{type(constraint).__name__} has no validator but the engine that enforces it"
             )
+
+
+def check_lines(lines: JsonLines, text: str, parse: Callable[[str], Any]) -> None:
+    """Check JSON lines; `parse` reads one. Raises `Violation`, and what `parse` raises."""
+    documents = text.split("\n")
+    if len(documents) < lines.min_lines:
+        raise Violation(f"there are {len(documents)} lines; at least {lines.min_lines} are wanted")
+    if lines.max_lines is not None and len(documents) > lines.max_lines:
+        raise Violation(f"there are {len(documents)} lines; at most {lines.max_lines} are wanted")
+    validator = validator_of(lines.schema)
+    for document in documents:
+        validator.check(parse(document))
+
+
+class SchemaValidator:
+    """Puts values to a schema, in the dialect that the grammar was made for."""
+
+    def __init__(self, document: SchemaDocument) -> None:
+        self.annotations = tuple(pointer for pointer, _ in document.annotations)
+        """Pointers of keywords that look like assertions and, as JSON Schema has it, are none."""
+        try:
+            self._validator = jsonschema_rs.validator_for(
+                document.root.schema, retriever=_refuse, validate_formats=True
+            )
+        except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
+            raise MalformedConstraint("invalid schema") from error
+
+    def check(self, value: Any) -> None:
+        """Raises `Violation` with the keyword and the place in the value."""
+        if self._validator.is_valid(value):
+            return
+        fault = next(self._validator.iter_errors(value))
+        keyword = str(fault.schema_path[-1]) if fault.schema_path else "schema"
+        where = join("", *fault.instance_path) or "the root"
+        raise Violation(f"{keyword} does not hold at {where}")
+
+
+@functools.lru_cache(maxsize=MAX_VALIDATORS)
+def validator_of(schema: str) -> SchemaValidator:
+    """The validator of a schema's JSON text; the last ones are kept.
+
+    Raises:
+        ConstraintError: no validator can be made of it.
+    """
+    return SchemaValidator(SchemaDocument(schema))
+
+
+def _refuse(uri: str) -> Any:
+    raise ValueError("references out of the schema are not followed")
 
 
 def _parse(text: str) -> Any:
@@ -60,19 +119,3 @@ def _parse(text: str) -> Any:
         return parse_json(text)
     except ConstraintError as error:
         raise Violation(f"the text is not strict JSON: {error.message}") from error
-
-
-def _refuse(uri: str) -> Any:
-    raise ValueError("references out of the schema are not followed")
-
-
-def _check_schema(schema: Any, value: Any) -> None:
-    try:
-        validator = jsonschema_rs.validator_for(schema, retriever=_refuse, validate_formats=True)
-    except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
-        raise MalformedConstraint("invalid schema") from error
-    fault = next(validator.iter_errors(value), None)
-    if fault is not None:
-        keyword = str(fault.schema_path[-1]) if fault.schema_path else "schema"
-        where = join("", *fault.instance_path) or "the root"
-        raise Violation(f"{keyword} does not hold at {where}")

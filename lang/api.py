@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Unpack
 
-from phloem.constrained.spec import Constraint, JsonSchema, Regex
+from phloem.constrained.spec import Constraint, JsonSchema, Regex, Whitespace
 from phloem.lang import ir
 from phloem.lang.choices import ChoicesMethod
 from phloem.lang.sampling import SamplingOverrides, sampling_of
@@ -52,6 +52,47 @@ def gen(
     return ir.Gen(name, sampling_of(sampling), _constraint(regex, json_schema))
 
 
+def gen_int(
+    name: str | None = None,
+    *,
+    minimum: int | None = None,
+    maximum: int | None = None,
+    **sampling: Unpack[SamplingOverrides],
+) -> ir.Gen:
+    """A whole number from `minimum` to `maximum`. The value is its text: `int(s["name"])`."""
+    return _scalar(name, "integer", {"minimum": minimum, "maximum": maximum}, sampling)
+
+
+def gen_float(
+    name: str | None = None,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    **sampling: Unpack[SamplingOverrides],
+) -> ir.Gen:
+    """A number from `minimum` to `maximum`. The value is its text: `float(s["name"])`."""
+    return _scalar(name, "number", {"minimum": minimum, "maximum": maximum}, sampling)
+
+
+def gen_bool(name: str | None = None, **sampling: Unpack[SamplingOverrides]) -> ir.Gen:
+    """`true` or `false`. The value is that text: `json.loads(s["name"])`."""
+    return _scalar(name, "boolean", {}, sampling)
+
+
+def gen_string(
+    name: str | None = None,
+    *,
+    min_length: int | None = None,
+    max_length: int | None = None,
+    pattern: str | None = None,
+    **sampling: Unpack[SamplingOverrides],
+) -> ir.Gen:
+    """A JSON string, quotes and escapes included: `json.loads(s["name"])`. `pattern` is searched
+    for in its content, as in JSON Schema; lengths are in characters."""
+    limits = {"minLength": min_length, "maxLength": max_length, "pattern": pattern}
+    return _scalar(name, "string", limits, sampling)
+
+
 def select(
     name: str | None = None,
     choices: Sequence[str] = (),
@@ -86,6 +127,14 @@ def assistant(content: str | ir.Node) -> ir.Role:
     return ir.Role("assistant", ir.as_node(content))
 
 
+def _scalar(
+    name: str | None, type_: str, limits: Mapping[str, object], sampling: SamplingOverrides
+) -> ir.Gen:
+    _check_name(name)
+    schema = {"type": type_, **{key: value for key, value in limits.items() if value is not None}}
+    return ir.Gen(name, sampling_of(sampling), _constraint(None, schema))
+
+
 def _check_name(name: str | None) -> None:
     if name is not None and (not isinstance(name, str) or not name):
         raise TypeError(f"a variable's name must be a non-empty text, not {name!r}")
@@ -93,7 +142,7 @@ def _check_name(name: str | None) -> None:
 
 def _constraint(regex: str | None, json_schema: SchemaLike | None) -> Constraint | None:
     if json_schema is not None:
-        return JsonSchema(schema=schema_text(json_schema))
+        return JsonSchema(schema=schema_text(json_schema), whitespace=Whitespace.COMPACT)
     if regex is None:
         return None
     try:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from phloem.constrained.spec import Constraint, JsonObject, JsonSchema, Regex
+from phloem.constrained.spec import Constraint, Continued, JsonObject, JsonSchema, Regex
 from phloem.lang.backend.base import Call, Delta, TextPrompt, TokenLogprob, Usage
 from phloem.lang.choices import ChoicesMethod, decide
 from phloem.lang.errors import BackendError, BackendUnavailable, Truncated
@@ -124,6 +124,8 @@ def _satisfied(constraint: Constraint, text: str) -> bool:
             except ValueError:
                 return False
             return True
+        case Continued(constraint=inner, prefix=prefix):
+            return _satisfied(inner, prefix + text)
         case Regex(pattern=pattern):
             return _full_match(pattern, text)
         case _:

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self, assert_never, overload
 from phloem.lang import ir
 from phloem.lang.errors import GenerationError, UsageError
 from phloem.lang.feed import Feed
+from phloem.lang.fields import FieldPair, fields_of, fields_of_async
 from phloem.lang.interpreter import run_gather, run_gen, run_select
 from phloem.lang.prompt import Event, Prompt
 from phloem.lang.run import Run
@@ -144,6 +145,16 @@ class State:
         """The text of a variable, piece by piece, on an event loop."""
         async for piece in self._variable(name).text_async_iter():
             yield piece
+
+    def fields_iter(self, name: str) -> Iterator[FieldPair]:
+        """`(path, value)` of each value in a JSON variable, as soon as it is complete: scalars and
+        empty containers, in the order of the text, paths as JSON pointers."""
+        yield from fields_of(self.text_iter(name))
+
+    async def fields_async_iter(self, name: str) -> AsyncIterator[FieldPair]:
+        """`fields_iter` on an event loop."""
+        async for pair in fields_of_async(self.text_async_iter(name)):
+            yield pair
 
     def sync(self) -> None:
         """Block until every call of this state has ended, well or not."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from typing import Any, Self
 
+from phloem.lang.fields import FieldPair, fields_of, fields_of_async
 from phloem.lang.prompt import transcript
 from phloem.lang.run import Run
 from phloem.lang.state import Binding, Record, State
@@ -74,6 +75,15 @@ class Stream:
         if name is not None:
             self._state._variable(name)  # raises: the program ended without it
         self._raise_failure()
+
+    def fields_iter(self, name: str) -> Iterator[FieldPair]:
+        """`State.fields_iter` of a variable, whose definition is waited for."""
+        yield from fields_of(self.text_iter(name))
+
+    async def fields_async_iter(self, name: str) -> AsyncIterator[FieldPair]:
+        """`fields_iter` on an event loop."""
+        async for pair in fields_of_async(self.text_async_iter(name)):
+            yield pair
 
     def __getitem__(self, name: str) -> Any:
         """The value of a variable; waits for its definition too."""

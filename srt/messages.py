@@ -179,7 +179,8 @@ class FinishReason(StrEnum):
 class Tokens(Wire, frozen=True, tag="tokens"):
     """New tokens of a request, and its end when `finish` is set.
 
-    `forced_tokens` of its output so far were forced by its constraint, the others were sampled.
+    `forced_tokens` of its output so far were forced by its constraint, the others were sampled;
+    `closed_by_budget` when the choice of one was narrowed so that its text is complete in time.
     `cached_tokens` of the prompt were taken from the radix tree. `matched` is the token id that
     stopped it, if one did. `prompt_logprobs` comes once, with the first `Tokens`. A request of
     max_tokens 0 ends with no token at all.
@@ -195,6 +196,7 @@ class Tokens(Wire, frozen=True, tag="tokens"):
     preemptions: int = 0
     queue_seconds: float = 0.0
     forced_tokens: int = 0
+    closed_by_budget: bool = False
 
 
 class Failed(Wire, frozen=True, tag="failed"):
@@ -327,6 +329,7 @@ class RowResult(Wire, frozen=True):
     prompt_logprobs: list[TokenLogprob] | None = None  # of this step's prompt tokens, in order
     error: str | None = None
     too_dear: bool = False
+    closing: bool = False
 
 
 class StepResult(Wire, frozen=True, tag="result"):
@@ -359,13 +362,15 @@ class GrammarRow(Wire, frozen=True):
 
     `tokens` are the sampled tokens from index `at` of the request's output on. A matcher that is
     further than `at` rolls back; one that is not that far (it was rebuilt after a kill) is asked
-    for again with `at` 0 by `GrammarReplay`. `mask_row` is the row of the mask buffer to fill.
+    for again with `at` 0 by `GrammarReplay`. `left` tokens may follow these. `mask_row` is the row
+    of the mask buffer to fill.
     """
 
     uid: int
     key: str
     at: int
     tokens: list[int]
+    left: int
     mask_row: int
 
 
@@ -385,6 +390,7 @@ class GrammarJumpRow(Wire, frozen=True):
     key: str
     at: int
     tokens: list[int]
+    left: int
     jump: JumpForward
 
 
@@ -417,12 +423,14 @@ class GrammarReady(Wire, frozen=True, tag="grammar_ready"):
 
 
 class GrammarCompiled(Wire, frozen=True, tag="compiled"):
-    """`error` None: the grammar of `key` is ready. `cached` when nothing had to be compiled."""
+    """`error` None: the grammar of `key` is ready. `cached` when nothing had to be compiled.
+    `minimum` tokens complete a text of it; None when that is not known."""
 
     key: str
     error: ErrorInfo | None
     seconds: float
     cached: bool = False
+    minimum: int | None = None
 
 
 class GrammarReplay(Wire, frozen=True, tag="replay"):
@@ -456,9 +464,11 @@ FromGrammar = GrammarReady | GrammarCompiled | GrammarReplay | GrammarJumped
 class StepMasks(Wire, frozen=True, tag="step_masks"):
     """Masks of these `rows` (mask_row indices) of step `step_id` are in the buffer; `failed` rows
     have none, with the reason: they end in an error, their neighbours do not notice. Those in
-    `too_dear` failed by what their constraint costs."""
+    `too_dear` failed by what their constraint costs. Those in `closing` lack tokens after which
+    the text could not be completed in what is left."""
 
     step_id: int
     rows: list[int]
     failed: dict[int, str] = {}
     too_dear: list[int] = []
+    closing: list[int] = []

@@ -8,7 +8,11 @@ from typing import cast
 from phloem.constrained.base import Backend
 from phloem.constrained.vocab import Vocabulary
 
-BACKENDS = {"xgrammar": "phloem.constrained.backends.xgrammar:XGrammarBackend"}
+BACKENDS = {
+    "llguidance": "phloem.constrained.backends.llguidance:LlguidanceBackend",
+    "routed": "phloem.constrained.backends.routed:RoutedBackend",
+    "xgrammar": "phloem.constrained.backends.xgrammar:XGrammarBackend",
+}
 """Dotted names of backend classes; each is made with a `Vocabulary`."""
 
 

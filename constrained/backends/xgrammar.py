@@ -12,10 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phloem.constrained.backends.bare_import import import_bare
-from phloem.constrained.base import MalformedConstraint, MatcherRejected
+from phloem.constrained.base import (
+    MalformedConstraint,
+    MatcherRejected,
+    UnsupportedKeyword,
+    check_prefix,
+)
 from phloem.constrained.bitmask import pack_mask
-from phloem.constrained.lowering import lower, lower_tags
-from phloem.constrained.spec import Constraint, StructuralTag
+from phloem.constrained.grammar_text import LoweredGrammar
+from phloem.constrained.lowering import lower
+from phloem.constrained.spec import Constraint
 from phloem.constrained.vocab import Vocabulary
 
 xgrammar: Any = import_bare("xgrammar")
@@ -28,10 +34,12 @@ EAGER_COUNTED_STATES = 256
 class XGrammarMatcher:
     """See `phloem.constrained.base.Matcher`."""
 
-    def __init__(self, compiled: Any, legal: NDArray[np.int32]) -> None:
+    def __init__(self, compiled: Any, legal: NDArray[np.int32], prefix: str = "") -> None:
         self._matcher = xgrammar.GrammarMatcher(compiled)
         self._legal = legal
         self._accepted = 0
+        if prefix and not self._matcher.accept_string(prefix):
+            raise MatcherRejected("the prefix is not legal")
 
     def accept(self, token: int) -> None:
         if self.is_terminated or not self._matcher.accept_token(token):
@@ -70,16 +78,19 @@ class XGrammarMatcher:
 class XGrammarCompiled:
     """See `phloem.constrained.base.CompiledGrammar`."""
 
-    def __init__(self, compiled: Any, legal: NDArray[np.int32]) -> None:
+    engine = "xgrammar"
+
+    def __init__(self, compiled: Any, legal: NDArray[np.int32], prefix: str) -> None:
         self._compiled = compiled
         self._legal = legal
+        self._prefix = prefix
 
     @property
     def memory_bytes(self) -> int:
         return int(self._compiled.memory_size_bytes)
 
     def matcher(self) -> XGrammarMatcher:
-        return XGrammarMatcher(self._compiled, self._legal)
+        return XGrammarMatcher(self._compiled, self._legal, self._prefix)
 
 
 class XGrammarBackend:
@@ -111,11 +122,15 @@ class XGrammarBackend:
         )
 
     def compile(self, constraint: Constraint) -> XGrammarCompiled:
+        return self.compile_grammar(lower(constraint))
+
+    def compile_grammar(self, grammar: LoweredGrammar) -> XGrammarCompiled:
+        if grammar.ambiguous:  # each mask would take longer than the one before, without a limit
+            raise UnsupportedKeyword(grammar.ambiguous, code="ambiguous_grammar")
         try:
-            if isinstance(constraint, StructuralTag):
-                compiled = self._eager.compile_structural_tag(lower_tags(constraint.format))
+            if grammar.is_tag:
+                compiled = self._eager.compile_structural_tag(grammar.text)
             else:
-                grammar = lower(constraint)
                 compiler = self._eager if grammar.counted <= EAGER_COUNTED_STATES else self._lazy
                 compiled = compiler.compile_grammar(grammar.text, root_rule_name=grammar.root)
         except (RuntimeError, ValueError, TypeError) as error:
@@ -124,7 +139,9 @@ class XGrammarBackend:
             raise MalformedConstraint(
                 f"the grammar cannot be compiled: {_reason(error)}", code="invalid_grammar"
             ) from error
-        return XGrammarCompiled(compiled, self._legal)
+        built = XGrammarCompiled(compiled, self._legal, grammar.prefix)
+        check_prefix(built)
+        return built
 
 
 def _reason(error: Exception) -> str:

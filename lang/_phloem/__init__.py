@@ -10,7 +10,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from phloem.lang.api import assistant, gen, select, system, user
+    from phloem.lang.api import (
+        assistant,
+        gen,
+        gen_bool,
+        gen_float,
+        gen_int,
+        gen_string,
+        select,
+        system,
+        user,
+    )
     from phloem.lang.backend.choose import set_default_backend
     from phloem.lang.backend.http import HttpBackend, connect
     from phloem.lang.backend.mock import MockBackend
@@ -51,6 +61,10 @@ __all__ = [
     "connect",
     "function",
     "gen",
+    "gen_bool",
+    "gen_float",
+    "gen_int",
+    "gen_string",
     "select",
     "set_default_backend",
     "system",
@@ -58,7 +72,17 @@ __all__ = [
 ]
 
 _MODULES = {
-    "phloem.lang.api": ("assistant", "gen", "select", "system", "user"),
+    "phloem.lang.api": (
+        "assistant",
+        "gen",
+        "gen_bool",
+        "gen_float",
+        "gen_int",
+        "gen_string",
+        "select",
+        "system",
+        "user",
+    ),
     "phloem.lang.backend.choose": ("set_default_backend",),
     "phloem.lang.backend.http": ("HttpBackend", "connect"),
     "phloem.lang.backend.mock": ("MockBackend",),

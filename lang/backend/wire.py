@@ -99,11 +99,18 @@ def _constraint(constraint: spec.Constraint | None) -> Body:
     match constraint:
         case None:
             return {}
-        case spec.JsonSchema(schema=schema):
+        case spec.JsonSchema(schema=schema, whitespace=whitespace):
             named = {"name": "answer", "schema": msgspec.Raw(schema.encode()), "strict": True}
-            return {"response_format": {"type": "json_schema", "json_schema": named}}
-        case spec.JsonObject():
-            return {"response_format": {"type": "json_object"}}
+            form = {"type": "json_schema", "json_schema": named}
+            return {"response_format": form, **_whitespace(whitespace)}
+        case spec.JsonObject(whitespace=whitespace):
+            return {"response_format": {"type": "json_object"}, **_whitespace(whitespace)}
+        case spec.JsonLines(schema=schema, min_lines=low, max_lines=high):
+            lines: Body = {"type": "json_lines", "schema": msgspec.Raw(schema.encode())}
+            lines |= {"min_lines": low} if high is None else {"min_lines": low, "max_lines": high}
+            return {"response_format": lines}
+        case spec.Continued(constraint=inner, prefix=prefix):
+            return {**_constraint(inner), "constraint_prefix": prefix}
         case spec.Regex(pattern=pattern):
             return {"regex": pattern}
         case spec.Choice(choices=choices):
@@ -115,6 +122,13 @@ def _constraint(constraint: spec.Constraint | None) -> Body:
             return {"response_format": tag}
         case never:
             assert_never(never)
+
+
+def _whitespace(whitespace: spec.Whitespace) -> Body:
+    """Told where it is not what servers do by themselves."""
+    if whitespace is spec.Whitespace.BOUNDED:
+        return {}
+    return {"constraint_whitespace": whitespace.value}
 
 
 # ----------------------------------------------------------------------------- replies

@@ -4,21 +4,26 @@ It talks to the scheduler over `grammar.sock` and tells the worker over `masks.s
 the shared mask buffer are ready. Compiles run in threads beside the loop; the loop sleeps in one
 poll over the scheduler's socket and a wake-up pipe that finished compiles write to.
 
-A compile cannot be interrupted. When one passes its deadline, its request is answered with an
-error and the process exits with `EXIT_OVERDUE`: the supervisor starts it anew, and the scheduler
-compiles the live grammars again and replays the histories.
+What may take long is tried in a sandbox first (`compiling.py`). If a compile takes too long all the
+same, which cannot be interrupted here, its request is answered with an error and the process exits
+with `EXIT_OVERDUE`: the supervisor starts it anew, and the scheduler compiles the live grammars
+again and replays the histories.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import resource
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,12 +32,15 @@ import zmq
 
 from phloem.constrained.backends import load_backend
 from phloem.constrained.bitmask import MaskBuffer
+from phloem.constrained.closing import ClosingVocabulary
 from phloem.constrained.compiler import Compiled, GrammarCompiler
 from phloem.constrained.jump import Encode, Jumper
 from phloem.constrained.service import GrammarService
 from phloem.constrained.vocab import Vocabulary
 from phloem.srt.errors import InvalidConstraint
+from phloem.srt.grammar.compiling import Compiling, trial
 from phloem.srt.grammar.options import GrammarOptions
+from phloem.srt.grammar.sandbox import WALL_FACTOR, Sandbox, limit_resource
 from phloem.srt.grammar.watchdog import Watchdog
 from phloem.srt.ipc import Channel
 from phloem.srt.messages import (
@@ -58,7 +66,10 @@ if TYPE_CHECKING:
     from phloem.srt.tokenizer.tokenizer import Tokenizer
 
 EXIT_OVERDUE = 3
-BACKEND = "xgrammar"
+BACKEND = "routed"
+OVERDUE_FACTOR = 8.0
+"""A compile is overdue after its limit of processor time times this: the sandbox should have ended
+it long before."""
 MATCHER_SECONDS = 5.0
 """What a matcher may take at one time before the process is ended for it."""
 
@@ -72,19 +83,21 @@ class GrammarProcess:
         self,
         options: GrammarOptions,
         vocabulary: Vocabulary,
+        compiling: Compiling,
+        *,
         encode: Encode | None = None,
         watchdog: Watchdog | None = None,
     ) -> None:
-        start = time.perf_counter()
         run_dir = Path(options.run_dir)
-        backend = load_backend(BACKEND, vocabulary)
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._done: queue.SimpleQueue[Compiled] = queue.SimpleQueue()
         self._compiler = GrammarCompiler(
-            backend,
+            compiling.build,
             self._finished,
             threads=options.compile_threads,
-            timeout_s=options.compile_timeout_s,
+            # The sandbox ends what is tried in it, and so long is waited for that; a compile that
+            # goes on behind it is stuck here.
+            timeout_s=options.compile_timeout_s * (WALL_FACTOR + 1),
             cache_bytes=options.cache_bytes,
         )
         self._service = GrammarService(
@@ -101,7 +114,7 @@ class GrammarProcess:
         self._worker: Channel[StepMasks, StepMasks] = Channel(
             self._context, f"ipc://{run_dir}/masks.sock", StepMasks, kind=zmq.PUSH
         )
-        self.startup = {"engine": time.perf_counter() - start}
+        self.startup: dict[str, float] = {}
 
     def run(self) -> int:
         """Serve until told to stop (0) or until a compile is overdue (`EXIT_OVERDUE`)."""
@@ -148,7 +161,11 @@ class GrammarProcess:
         if outcome.replay:
             self._scheduler.send(GrammarReplay(step_id, outcome.replay))
         if outcome.filled or outcome.failed:
-            self._worker.send(StepMasks(step_id, outcome.filled, outcome.failed, outcome.too_dear))
+            self._worker.send(
+                StepMasks(
+                    step_id, outcome.filled, outcome.failed, outcome.too_dear, outcome.closing
+                )
+            )
 
     def _jump(self, row: GrammarJumpRow) -> Forced:
         jump = self._service.jump(row, exact=row.jump is JumpForward.EXACT)
@@ -180,17 +197,21 @@ class GrammarProcess:
                 str(done.error), param=done.error.path or None, code=done.error.reason
             )
             error = refusal.to_info()
-        self._scheduler.send(GrammarCompiled(done.key, error, done.seconds, done.cached))
+        minimum = None if done.grammar is None else done.grammar.minimum
+        self._scheduler.send(GrammarCompiled(done.key, error, done.seconds, done.cached, minimum))
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds[phase] = time.perf_counter() - start
 
 
 def limit_memory(extra_bytes: int) -> None:
     """Let this process grow by `extra_bytes` of address space from here; beyond it allocations
     fail, which a compile reports as its own error."""
-    limit = psutil.Process().memory_info().vms + extra_bytes
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if hard != resource.RLIM_INFINITY:
-        limit = min(limit, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    limit_resource(resource.RLIMIT_AS, psutil.Process().memory_info().vms + extra_bytes)
 
 
 def _load_tokenizer(checkpoint: Checkpoint, tokenizer: Future[Tokenizer]) -> None:
@@ -209,27 +230,39 @@ def main(options: GrammarOptions, startup: dict[str, float]) -> None:
     """
     from phloem.srt.checkpoint import open_checkpoint
 
-    start = time.perf_counter()
-    checkpoint = open_checkpoint(options.checkpoint)
-    vocabulary = checkpoint.vocabulary()
-    if vocabulary.size != options.vocab_size:
-        vocabulary = Vocabulary(
-            vocabulary.tokens, vocabulary.special_ids, vocabulary.stop_ids, options.vocab_size
-        )
-    loaded = time.perf_counter() - start
+    # A pause of the interpreter's is a pause of every stream: while something compiles in a thread,
+    # the loop gets its turn a hundred times sooner than by default.
+    sys.setswitchinterval(5e-5)
+    with _timed(startup, "vocabulary"):
+        checkpoint = open_checkpoint(options.checkpoint)
+        vocabulary = checkpoint.vocabulary()
+        if vocabulary.size != options.vocab_size:
+            vocabulary = replace(vocabulary, size=options.vocab_size)
+    with _timed(startup, "engine"):
+        backend = load_backend(BACKEND, vocabulary)
+    with _timed(startup, "closing"):
+        closings = ClosingVocabulary(vocabulary)
+    # Before there are threads and sockets.
+    sandbox = Sandbox(
+        trial(backend, closings),
+        cpu_seconds=math.ceil(options.compile_timeout_s),
+        memory_bytes=options.memory_bytes,
+    )
     tokenizer: Future[Tokenizer] = Future()
     process = GrammarProcess(
         options,
         vocabulary,
+        Compiling(backend, closings, sandbox.call),
         encode=lambda text: tokenizer.result().encode_inside(text),
         watchdog=Watchdog(Path(options.run_dir) / "matcher", MATCHER_SECONDS),
     )
-    process.startup |= startup | {"vocabulary": loaded}
+    process.startup = startup
     limit_memory(options.memory_bytes)
     # Not needed before the first jump, so nobody waits for it.
     threading.Thread(target=_load_tokenizer, args=(checkpoint, tokenizer), daemon=True).start()
     code = process.run()
     process.close()
+    sandbox.close()
     if code == EXIT_OVERDUE:
         # A thread is still compiling: the interpreter would wait for it.
         sys.stderr.flush()

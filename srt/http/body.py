@@ -24,6 +24,11 @@ _PATH = re.compile(r"^(?P<detail>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 _FIELD = re.compile(r"Object (?:missing required|contains unknown) field `(?P<name>[^`]+)`")
 _CONSTRAINT_LIKE = re.compile(r"guided|grammar|regex|schema|constraint|structur|json_object|lark")
 
+_CONSTRAINT = re.compile(
+    r"guided_\w+|json_schema|response_format|regex|ebnf|grammar|structured_outputs|structural_tag"
+)
+_FREE = frozenset({"metadata"})  # the client's own words
+
 
 class BodyReader(Generic[T]):
     """Decodes bodies of one route into `type_`.
@@ -71,12 +76,24 @@ class BodyReader(Generic[T]):
             if name in self._unsupported:
                 if not _among(value, self._unsupported[name]):
                     raise unsupported(name)
-            elif value is not None and _CONSTRAINT_LIKE.search(name):
-                raise InvalidRequest(
-                    f"`{name}` looks like a constraint, and is not one that is known.",
-                    param=name,
-                    code="unknown_constraint",
-                )
+            else:
+                _refuse_constraint(name, value)
+
+
+def _refuse_constraint(name: str, value: object) -> None:
+    """What a client took for a constraint must not be ignored, nor what it put one level down:
+    `extra_body` is an argument of the Python client, whose content belongs at the top."""
+    if value is None or value == {} or name in _FREE:
+        return
+    inside = value if isinstance(value, dict) else {}
+    inner = next((key for key in inside if _CONSTRAINT.fullmatch(key)), None)
+    if name == "extra_body" or _CONSTRAINT_LIKE.search(name) or inner is not None:
+        param = name if inner is None or name == "extra_body" else f"{name}.{inner}"
+        raise InvalidRequest(
+            f"`{param}` looks like a constraint, and is not one that is known.",
+            param=param,
+            code="unknown_constraint",
+        )
 
 
 def read_query(request: web.Request, type_: type[T]) -> T:

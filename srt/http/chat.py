@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from msgspec import UNSET, UnsetType
 
-from phloem.srt.generation import Chunk, Finish, Logprob
+from phloem.srt.generation import Chunk, ConstraintOutcome, FieldValue, Finish, Logprob
 from phloem.srt.http.logprobs import chat_logprobs
 from phloem.srt.http.replies import (
     AnswerMessage,
@@ -27,6 +27,8 @@ from phloem.srt.http.replies import (
     Usage,
     finish_name,
     matched_stop,
+    outcome_of_all,
+    valid_or_unset,
 )
 from phloem.srt.http.tool_parser import AnswerParser, Piece, ToolArguments, ToolStart
 from phloem.srt.http.usage import UsageCounter
@@ -42,6 +44,7 @@ class _Choice:
         self.calls: list[tuple[ToolStart, list[str]]] = []
         self.logprobs: list[Logprob] | None = None
         self.finish: Finish | None = None
+        self.constraint: ConstraintOutcome | None = None
 
     def add(self, chunk: Chunk) -> list[Piece]:
         """Take the chunk in; the pieces that are certain with it."""
@@ -49,6 +52,7 @@ class _Choice:
         if chunk.finish is not None:
             pieces += self.parser.finish()
             self.finish = chunk.finish
+            self.constraint = chunk.constraint
         for piece in pieces:
             if isinstance(piece, str):
                 self.content.append(piece)
@@ -72,6 +76,7 @@ class _Choice:
             logprobs=chat_logprobs(self.logprobs),
             finish_reason=finish_name(finish, called_tools=bool(self.calls)),
             matched_stop=matched_stop(finish),
+            constraint_valid=valid_or_unset(self.constraint),
         )
 
 
@@ -104,6 +109,7 @@ class ChatAnswer:
             model=self._head.model,
             choices=[choice.whole() for choice in self._choices],
             usage=self._usage.usage(),
+            constraint=outcome_of_all([choice.constraint for choice in self._choices]),
         )
 
     def frames(self, index: int, chunk: Chunk) -> Iterator[ChatChunk]:
@@ -115,15 +121,20 @@ class ChatAnswer:
             yield self._frame(index, Delta(role="assistant", content=""))
         deltas = [_delta(piece) for piece in choice.add(chunk)]
         logprobs = chat_logprobs(chunk.logprobs or None)
-        if logprobs is not None and not deltas:
+        fields: list[FieldValue] | UnsetType = chunk.fields or UNSET
+        if (logprobs is not None or fields) and not deltas:
             deltas = [Delta(content="")]  # a token whose text is held back
         for delta in deltas:
-            yield self._frame(index, delta, logprobs=logprobs)
-            logprobs = None
+            yield self._frame(index, delta, logprobs=logprobs, fields=fields)
+            logprobs, fields = None, UNSET
         if chunk.finish is not None:
             reason = finish_name(chunk.finish, called_tools=bool(choice.calls))
             yield self._frame(
-                index, Delta(), finish_reason=reason, matched=matched_stop(chunk.finish)
+                index,
+                Delta(),
+                finish_reason=reason,
+                matched=matched_stop(chunk.finish),
+                constraint=chunk.constraint,
             )
 
     def usage_frame(self) -> ChatChunk:
@@ -143,6 +154,8 @@ class ChatAnswer:
         logprobs: ChatLogprobs | None = None,
         finish_reason: str | None = None,
         matched: str | int | UnsetType = UNSET,
+        fields: list[FieldValue] | UnsetType = UNSET,
+        constraint: ConstraintOutcome | None = None,
     ) -> ChatChunk:
         usage: Usage | UnsetType = self._usage.usage() if self._continuous_usage else UNSET
         choice = ChatChunkChoice(
@@ -151,6 +164,8 @@ class ChatAnswer:
             logprobs=logprobs,
             finish_reason=finish_reason,
             matched_stop=matched,
+            constraint_valid=valid_or_unset(constraint),
+            fields=fields,
         )
         return ChatChunk(
             id=self._head.id,
@@ -158,6 +173,7 @@ class ChatAnswer:
             model=self._head.model,
             choices=[choice],
             usage=usage,
+            constraint=outcome_of_all([constraint]),
         )
 
 

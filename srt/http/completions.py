@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from msgspec import UNSET, UnsetType
 
 from phloem.srt.errors import InvalidRequest
-from phloem.srt.generation import Chunk, EngineClient, Logprob
+from phloem.srt.generation import Chunk, ConstraintOutcome, EngineClient, Logprob
 from phloem.srt.http.logprobs import CompletionLogprobsBuilder, join
 from phloem.srt.http.protocol import CompletionRequest
 from phloem.srt.http.replies import (
@@ -19,6 +19,8 @@ from phloem.srt.http.replies import (
     Usage,
     finish_name,
     matched_stop,
+    outcome_of_all,
+    valid_or_unset,
 )
 from phloem.srt.http.sampling import token_ids
 from phloem.srt.http.usage import UsageCounter
@@ -39,6 +41,14 @@ async def read_prompts(request: CompletionRequest, engine: EngineClient) -> list
     """The prompts of a request, checked. Raises `InvalidRequest`."""
     values = _prompt_list(request.prompt, engine)
     return [await _prompt(value, i, request, engine) for i, value in enumerate(values)]
+
+
+def prompt_texts(request: CompletionRequest) -> list[str | None]:
+    """The prompts as texts; None for one of token ids."""
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    return [one if isinstance(one, str) else None for one in prompt]
 
 
 def _prompt_list(
@@ -92,6 +102,7 @@ class _Choice:
     def __init__(self, index: int, prompt: Prompt, logprobs: int | None) -> None:
         self.index = index
         self.parts: list[CompletionChoice] = []
+        self.constraint: ConstraintOutcome | None = None
         self._prompt = prompt
         self._echoed = prompt.echo is None
         self._builder = None if logprobs is None else CompletionLogprobsBuilder(logprobs)
@@ -102,14 +113,17 @@ class _Choice:
         text += chunk.text
         if self._builder is not None and chunk.logprobs:
             logprobs = join(logprobs, self._builder.build(chunk.logprobs))
-        if not text and logprobs is None and chunk.finish is None:
+        if not text and logprobs is None and chunk.finish is None and not chunk.fields:
             return None
+        self.constraint = chunk.constraint
         part = CompletionChoice(
             index=self.index,
             text=text,
             logprobs=logprobs,
             finish_reason=None if chunk.finish is None else finish_name(chunk.finish),
             matched_stop=UNSET if chunk.finish is None else matched_stop(chunk.finish),
+            constraint_valid=valid_or_unset(chunk.constraint),
+            fields=chunk.fields or UNSET,
         )
         self.parts.append(part)
         return part
@@ -136,6 +150,7 @@ class _Choice:
             logprobs=logprobs if self._builder is None else logprobs or self._builder.build([]),
             finish_reason=last.finish_reason,
             matched_stop=last.matched_stop,
+            constraint_valid=last.constraint_valid,
         )
 
 
@@ -165,24 +180,35 @@ class CompletionAnswer:
         self._choices[index].add(chunk)
 
     def whole(self) -> Completion:
-        return self._completion([choice.whole() for choice in self._choices], self._usage.usage())
+        return self._completion(
+            [choice.whole() for choice in self._choices],
+            self._usage.usage(),
+            outcome_of_all([choice.constraint for choice in self._choices]),
+        )
 
     def frames(self, index: int, chunk: Chunk) -> Iterator[Completion]:
         self._usage.add(index, chunk)
         part = self._choices[index].add(chunk)
         if part is not None:
-            yield self._completion([part], self._usage.usage() if self._continuous_usage else UNSET)
+            usage = self._usage.usage() if self._continuous_usage else UNSET
+            yield self._completion([part], usage, outcome_of_all([chunk.constraint]))
 
     def usage_frame(self) -> Completion:
         return self._completion([], self._usage.usage())
 
-    def _completion(self, choices: list[CompletionChoice], usage: Usage | UnsetType) -> Completion:
+    def _completion(
+        self,
+        choices: list[CompletionChoice],
+        usage: Usage | UnsetType,
+        constraint: ConstraintOutcome | UnsetType = UNSET,
+    ) -> Completion:
         return Completion(
             id=self._head.id,
             created=self._head.created,
             model=self._head.model,
             choices=choices,
             usage=usage,
+            constraint=constraint,
         )
 
 

@@ -8,14 +8,12 @@ Schemas keep the user's own text, so the order of its properties survives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import msgspec
 from msgspec import Raw
 
 from phloem.constrained.spec import (
-    Constraint,
     Ebnf,
     JsonObject,
     JsonSchema,
@@ -33,16 +31,10 @@ from phloem.srt.http.constraint_values import (
     unquoted,
     want_true,
 )
+from phloem.srt.http.found_constraint import FoundConstraint
 from phloem.srt.http.protocol import ConstraintFields, StructuredOutputs
+from phloem.srt.http.response_format import NamedSchema, response_format
 from phloem.srt.http.structural_tags import read_structural_tag
-
-
-@dataclass(frozen=True)
-class FoundConstraint:
-    """A constraint, and the request field it came from: errors below are reported under it."""
-
-    param: str
-    constraint: Constraint
 
 
 def read_constraint(fields: ConstraintFields) -> FoundConstraint | None:
@@ -51,7 +43,7 @@ def read_constraint(fields: ConstraintFields) -> FoundConstraint | None:
         raise unsupported("guided_whitespace_pattern", "whitespace is fixed")
     return only_one(
         [
-            *_response_format(fields.response_format),
+            *response_format(fields.response_format),
             *_structured_outputs(fields.structured_outputs),
             *_guided(fields),
             *raw_constraints(
@@ -92,108 +84,6 @@ def raw_constraints(
     if given(structural_tag) and bytes(structural_tag) != b'""':
         param = prefix + "structural_tag"
         yield FoundConstraint(param, read_structural_tag(unquoted(structural_tag, param), param))
-
-
-# ----------------------------------------------------------------------- response_format
-
-
-class _Format(msgspec.Struct, kw_only=True):
-    """All fields that any type of `response_format` has."""
-
-    type: str
-    json_schema: Raw = Raw()
-    schema: Raw = Raw()
-    value: Raw = Raw()
-    regex: str | None = None
-    pattern: str | None = None
-    ebnf: str | None = None
-    grammar: str | None = None
-    choices: list[str] | None = None
-
-
-class _NamedSchema(msgspec.Struct, kw_only=True):
-    schema: Raw = Raw()
-
-
-def _response_format(raw: Raw) -> Iterator[FoundConstraint]:
-    if not given(raw):
-        return
-    form = convert(raw, _Format, "response_format")
-    if form.type == "text":
-        return
-    reader = _FORMATS.get(form.type)
-    if reader is None:
-        raise InvalidRequest(
-            f"response_format.type is {form.type!r}; known are text, {', '.join(_FORMATS)}.",
-            param="response_format.type",
-            code="invalid_value",
-        )
-    yield reader(form, raw)
-
-
-def _format_json_object(form: _Format, raw: Raw) -> FoundConstraint:
-    if given(form.schema):
-        param = "response_format.schema"
-        return FoundConstraint(param, JsonSchema(schema=schema_text(form.schema, param)))
-    return FoundConstraint("response_format", JsonObject())
-
-
-def _format_json_schema(form: _Format, raw: Raw) -> FoundConstraint:
-    """OpenAI nests the schema; llama-server's own README and TGI put it beside the type."""
-    places = {"response_format.schema": form.schema, "response_format.value": form.value}
-    if given(form.json_schema):
-        param = "response_format.json_schema"
-        named = convert(form.json_schema, _NamedSchema, param)
-        places[f"{param}.schema"] = named.schema
-    found = [(param, schema) for param, schema in places.items() if given(schema)]
-    if len(found) != 1:
-        raise InvalidRequest(
-            "response_format of type json_schema wants exactly one schema.",
-            param="response_format.json_schema",
-            code="missing_schema" if not found else "several_constraints",
-        )
-    param, schema = found[0]
-    return FoundConstraint(param, JsonSchema(schema=schema_text(schema, param)))
-
-
-def _format_json(form: _Format, raw: Raw) -> FoundConstraint:
-    """TensorRT-LLM says `schema`, TGI says `value`."""
-    return _format_json_schema(form, raw)
-
-
-def _format_regex(form: _Format, raw: Raw) -> FoundConstraint:
-    value = string(form.value, "response_format.value") if given(form.value) else None
-    param = "response_format.regex"
-    return FoundConstraint(
-        param, Regex(pattern=nonempty(form.regex or form.pattern or value, param))
-    )
-
-
-def _format_grammar(form: _Format, raw: Raw) -> FoundConstraint:
-    param = f"response_format.{form.type}"
-    return FoundConstraint(param, Ebnf(grammar=nonempty(form.ebnf or form.grammar, param)))
-
-
-def _format_choice(form: _Format, raw: Raw) -> FoundConstraint:
-    return FoundConstraint(
-        "response_format.choices", read_choices(form.choices or [], "response_format.choices")
-    )
-
-
-def _format_structural_tag(form: _Format, raw: Raw) -> FoundConstraint:
-    return FoundConstraint("response_format", read_structural_tag(bytes(raw), "response_format"))
-
-
-_FORMATS: dict[str, Callable[[_Format, Raw], FoundConstraint]] = {
-    "json_object": _format_json_object,
-    "json_schema": _format_json_schema,
-    "json": _format_json,
-    "regex": _format_regex,
-    "ebnf": _format_grammar,
-    "grammar": _format_grammar,
-    "choice": _format_choice,
-    "structural_tag": _format_structural_tag,
-}
 
 
 # ------------------------------------------------------------------ vLLM, TGI, llama-server, Ollama
@@ -251,7 +141,7 @@ def _guided(fields: ConstraintFields) -> Iterator[FoundConstraint]:
         yield FoundConstraint("guided_grammar", Ebnf(grammar=grammar))
 
 
-class _TgiGrammar(msgspec.Struct, kw_only=True):
+class _TgiGrammar(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     type: str
     value: Raw = Raw()
 
@@ -275,11 +165,11 @@ def _grammar(raw: Raw) -> Iterator[FoundConstraint]:
             param="grammar.type",
             code="invalid_value",
         )
-    value, param = spec.value, "grammar.value"
+    value, param, strict = spec.value, "grammar.value", None
     if spec.type == "json_schema":
-        named = convert(spec.value, _NamedSchema, param)
-        value, param = named.schema, f"{param}.schema"
-    yield FoundConstraint(param, JsonSchema(schema=schema_text(value, param)))
+        named = convert(spec.value, NamedSchema, param)
+        value, param, strict = named.schema, f"{param}.schema", named.strict
+    yield FoundConstraint(param, JsonSchema(schema=schema_text(value, param)), strict is not False)
 
 
 def _ollama_format(raw: Raw) -> Iterator[FoundConstraint]:

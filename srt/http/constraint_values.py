@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import Raw
 
+from phloem.constrained.schema_canonical import canonical_text
 from phloem.constrained.spec import Choice
 from phloem.srt.errors import InvalidConstraint, InvalidRequest
 from phloem.srt.http.body import given, strict_loads, validation_error
@@ -28,13 +29,14 @@ def convert(raw: Raw, type_: type[_S], param: str) -> _S:
 
 
 def schema_text(raw: Raw, param: str) -> str:
-    """A schema's JSON text, given as JSON or as a string that holds JSON."""
+    """A schema's canonical JSON text, given as JSON or as a string that holds JSON."""
     text = unquoted(raw, param).decode()
     if text == ANY_JSON:
         return "{}"
     try:
         msgspec.json.decode(text)  # refuses lone surrogates, which the standard library keeps
         schema = strict_loads(text.encode())
+        canonical = canonical_text(schema)
     except (ValueError, msgspec.DecodeError, RecursionError) as error:
         raise InvalidConstraint(
             f"{param} is not JSON: {error}", param=param, code="invalid_schema"
@@ -45,7 +47,7 @@ def schema_text(raw: Raw, param: str) -> str:
             param=param,
             code="invalid_schema",
         )
-    return text
+    return canonical
 
 
 def unquoted(raw: Raw, param: str) -> bytes:

@@ -14,6 +14,7 @@ from phloem.srt.config import ServerOptions
 from phloem.srt.errors import InternalError, InvalidRequest
 from phloem.srt.generation import EngineClient
 from phloem.srt.http.access import Keyring
+from phloem.srt.http.relaxations import Relaxations
 from phloem.srt.messages import Answer, Question
 from phloem.srt.metrics.prometheus import ServerMetrics
 from phloem.srt.tenants import scoped
@@ -67,6 +68,7 @@ class Serving:
     metrics: ServerMetrics
     keepalive_s: float
     in_flight: InFlight = field(default_factory=InFlight)
+    relaxations: Relaxations = field(default_factory=Relaxations)
 
     async def ask(self, question: Question, expected: type[A]) -> A:
         """The scheduler's answer, which is `expected` for such a question. Raises what it refuses

@@ -109,6 +109,13 @@ def generation_prompt(request: ChatRequest) -> tuple[bool, bool]:
     return opening, going_on
 
 
+def going_on_text(request: ChatRequest) -> str | None:
+    """The assistant's text that the answer goes on with; None where it begins anew."""
+    if not request.continue_final_message:
+        return None
+    return _content(request.messages[-1], f"messages[{len(request.messages) - 1}]")
+
+
 def template_kwargs(kwargs: dict[str, object] | None) -> dict[str, object] | None:
     """Variables for the model's own template; never a template, nor what the server decides."""
     for name in kwargs or {}:

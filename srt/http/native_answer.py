@@ -63,6 +63,7 @@ class NativeAnswer:
             prompt_tokens=last.prompt_tokens,
             completion_tokens=last.completion_tokens,
             cached_tokens=last.cached_tokens,
+            forced_tokens=last.forced_tokens,
             num_retractions=last.preemptions,
             e2e_latency=time.perf_counter() - self._started,
             queue_time=last.queue_seconds,
@@ -71,6 +72,7 @@ class NativeAnswer:
             output_token_logprobs_length=len(self._output) if want else None,
             input_top_logprobs=self._input_top if want_top else None,
             output_top_logprobs=self._output_top if want_top else None,
+            constraint=last.constraint,
         )
         return NativeReply(text=text, output_ids=self._ids, meta_info=meta, index=index)
 

@@ -11,6 +11,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Raw
 
+from phloem.srt.generation import ConstraintOutcome
 from phloem.srt.http.protocol import (
     Choices,
     Count,
@@ -24,6 +25,7 @@ from phloem.srt.http.protocol import (
     Share,
     TopLogprobs,
 )
+from phloem.srt.messages import JumpForward
 
 DEFAULT_NEW_TOKENS: Final = 128
 
@@ -74,6 +76,7 @@ class NativeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     cache_salt: str | None = None
     program: ProgramId | None = None
     timeout: Seconds | None = None
+    jump_forward: JumpForward | None = None
     # They change nothing in the answer.
     log_metrics: bool | None = None
     no_logs: bool | None = None
@@ -117,6 +120,7 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    forced_tokens: int
     num_retractions: int
     e2e_latency: float
     queue_time: float
@@ -125,6 +129,7 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     output_token_logprobs_length: int | None = None
     input_top_logprobs: list[list[Entry] | None] | None = None
     output_top_logprobs: list[list[Entry]] | None = None
+    constraint: ConstraintOutcome | None = None
 
 
 class NativeReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -14,9 +14,11 @@ from phloem.srt.generation import EngineClient, GenerateRequest, Logprob, ModelC
 from phloem.srt.http.body import BodyReader, unsupported
 from phloem.srt.http.caller import Caller, caller_of
 from phloem.srt.http.completions import MAX_PROMPTS, first_token
-from phloem.srt.http.constraint_fields import FoundConstraint, only_one, raw_constraints
+from phloem.srt.http.constraint_fields import only_one, raw_constraints
 from phloem.srt.http.context import REQUEST_ID, serving
-from phloem.srt.http.fanout import generate, part_rid
+from phloem.srt.http.enforcement import generate_constrained
+from phloem.srt.http.fanout import part_rid
+from phloem.srt.http.found_constraint import FoundConstraint
 from phloem.srt.http.middleware import REQUEST_ID_HEADER
 from phloem.srt.http.native_answer import NativeAnswer
 from phloem.srt.http.native_protocol import (
@@ -39,7 +41,7 @@ from phloem.srt.http.sampling import (
     top_k,
 )
 from phloem.srt.http.sse import EventStream
-from phloem.srt.messages import SamplingParams
+from phloem.srt.messages import JumpForward, SamplingParams
 
 _reader = BodyReader(NativeRequest)
 _encoder = msgspec.json.Encoder()
@@ -87,7 +89,8 @@ async def generate_route(request: web.Request) -> web.StreamResponse:
     ]
     REQUEST_ID.set(rid)
     with located(next((s.constraint for s in sequences if s.constraint), None)):
-        return await _respond(request, rid, requests, answers, body, batched)
+        constraints = [s.constraint for s in sequences for _ in range(s.n)]
+        return await _respond(request, rid, requests, answers, body, batched, constraints)
 
 
 async def _respond(
@@ -97,10 +100,11 @@ async def _respond(
     answers: list[NativeAnswer],
     body: NativeRequest,
     batched: bool,
+    constraints: list[FoundConstraint | None],
 ) -> web.StreamResponse:
     ctx = serving(request)
     several = batched or len(answers) > 1
-    async with generate(ctx, rid, requests) as events:
+    async with generate_constrained(ctx, rid, requests, constraints) as events:
         if not body.stream:
             async for index, chunk in events:
                 answers[index].add(chunk)
@@ -227,6 +231,7 @@ async def _sequence(
         prompt_logprobs_from=start,
         tenant=caller.tenant.name,
         program=caller.program,
+        jump=body.jump_forward or JumpForward.CANONICAL,
     )
     return _Sequence(request, constraint, sampling.n or 1, top, first)
 

@@ -14,11 +14,12 @@ from phloem.srt.generation import Chunk, GenerateRequest
 from phloem.srt.http.body import BodyReader
 from phloem.srt.http.caller import caller_of
 from phloem.srt.http.chat import ChatAnswer
-from phloem.srt.http.completions import CompletionAnswer, read_prompts
-from phloem.srt.http.constraint_fields import FoundConstraint, only_one, read_constraint
+from phloem.srt.http.completions import CompletionAnswer, prompt_texts, read_prompts
+from phloem.srt.http.constraint_fields import only_one, read_constraint
 from phloem.srt.http.context import REQUEST_ID, serving
-from phloem.srt.http.fanout import generate
-from phloem.srt.http.messages import render_chat
+from phloem.srt.http.enforcement import generate_constrained, is_json
+from phloem.srt.http.found_constraint import FoundConstraint, placed
+from phloem.srt.http.messages import going_on_text, render_chat
 from phloem.srt.http.middleware import REQUEST_ID_HEADER
 from phloem.srt.http.protocol import (
     DEFAULT_COMPLETION_TOKENS,
@@ -66,7 +67,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     options = stream_options(body)
     check_model(body.model, ctx.engine.card)
     plan = plan_tools(body)
-    constraint = only_one([c for c in (read_constraint(body), plan.constraint) if c])
+    found = placed(read_constraint(body), body, [going_on_text(body)])
+    check_fields(options, found)
+    constraint = only_one([c for c in (found, plan.constraint) if c])
     sampling = sampling_params(
         body,
         ctx.engine.card,
@@ -83,7 +86,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         continuous_usage=bool(options.continuous_usage_stats),
     )
     with located(constraint):
-        return await _respond(request, rid, _choices([base], body), answer, body)
+        return await _respond(request, rid, _choices([base], body), answer, body, constraint)
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -97,7 +100,8 @@ async def completions(request: web.Request) -> web.StreamResponse:
         raise InvalidRequest(
             "max_tokens 0 asks for nothing without echo.", param="max_tokens", code="invalid_value"
         )
-    constraint = read_constraint(body)
+    constraint = placed(read_constraint(body), body, prompt_texts(body))
+    check_fields(options, constraint)
     sampling = sampling_params(body, ctx.engine.card, max_tokens=max_tokens, logprobs=body.logprobs)
     prompts = await read_prompts(body, ctx.engine)
     bases = [
@@ -120,7 +124,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         continuous_usage=bool(options.continuous_usage_stats),
     )
     with located(constraint):
-        return await _respond(request, rid, _choices(bases, body), answer, body)
+        return await _respond(request, rid, _choices(bases, body), answer, body, constraint)
 
 
 async def _respond(
@@ -129,11 +133,14 @@ async def _respond(
     requests: Sequence[GenerateRequest],
     answer: Answer,
     fields: GenerationFields,
+    constraint: FoundConstraint | None,
 ) -> web.StreamResponse:
     """Run the sequences and send the reply. The status goes out once all are accepted."""
     ctx = serving(request)
     REQUEST_ID.set(rid)
-    async with generate(ctx, rid, requests) as events:
+    constraints = [constraint] * len(requests)
+    with_fields = bool(stream_options(fields).include_fields)
+    async with generate_constrained(ctx, rid, requests, constraints, fields=with_fields) as events:
         if not fields.stream:
             async for index, chunk in events:
                 answer.add(index, chunk)
@@ -160,7 +167,8 @@ def located(constraint: FoundConstraint | None) -> Iterator[None]:
     except InvalidConstraint as error:
         if constraint is None:
             raise
-        param = join_path(constraint.param, error.param)
+        path = constraint.inner_path(error.param or "")
+        param = join_path(constraint.param, path)
         raise InvalidConstraint(error.message, param=param, code=error.code) from error
 
 
@@ -182,6 +190,16 @@ def stream_options(fields: GenerationFields) -> StreamOptions:
             "stream_options without stream.", param="stream_options", code="invalid_value"
         )
     return fields.stream_options or StreamOptions()
+
+
+def check_fields(options: StreamOptions, constraint: FoundConstraint | None) -> None:
+    """Raises `InvalidRequest` when fields are wanted of what has none."""
+    if options.include_fields and (constraint is None or not is_json(constraint)):
+        raise InvalidRequest(
+            "include_fields needs a constraint to JSON.",
+            param="stream_options.include_fields",
+            code="invalid_value",
+        )
 
 
 def _top_logprobs(body: ChatRequest) -> int | None:

@@ -12,7 +12,8 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Raw
 
-from phloem.srt.messages import LogprobsMode
+from phloem.constrained.spec import Whitespace
+from phloem.srt.messages import JumpForward, LogprobsMode
 
 MAX_CHOICES: Final = 128
 MAX_TOP_LOGPROBS: Final = 20
@@ -36,6 +37,7 @@ ProgramId = RequestId
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_fields: bool | None = None
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -70,6 +72,9 @@ class ConstraintFields(msgspec.Struct, kw_only=True):
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
     guided_decoding_backend: str | None = None
+    constraint_prefix: Raw = Raw()
+    constraint_after: str | None = None
+    constraint_whitespace: Whitespace | None = None
 
 
 class GenerationFields(ConstraintFields, kw_only=True):
@@ -105,6 +110,7 @@ class GenerationFields(ConstraintFields, kw_only=True):
     request_id: RequestId | None = None
     program: ProgramId | None = None
     timeout: Seconds | None = None
+    jump_forward: JumpForward | None = None
 
 
 class ContentPart(msgspec.Struct, kw_only=True):

@@ -5,12 +5,13 @@ except where the API has always sent null.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from phloem.srt.generation import Finish
+from phloem.srt.generation import ConstraintOutcome, FieldValue, Finish
 from phloem.srt.messages import FinishReason
 
 
@@ -18,13 +19,19 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    forced_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """`cached_tokens` of the prompt were not computed, since the radix tree had them."""
+    """`cached_tokens` of the prompt were not computed, since the radix tree had them;
+    `forced_tokens` of the output were not sampled, since the constraint left no choice."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -75,6 +82,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: ChatLogprobs | None
     finish_reason: str
     matched_stop: str | int | UnsetType = UNSET
+    constraint_valid: bool | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +92,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    constraint: ConstraintOutcome | UnsetType = UNSET
 
 
 class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +119,8 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     matched_stop: str | int | UnsetType = UNSET
+    constraint_valid: bool | UnsetType = UNSET
+    fields: list[FieldValue] | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +130,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType = UNSET
+    constraint: ConstraintOutcome | UnsetType = UNSET
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +139,8 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
     matched_stop: str | int | UnsetType = UNSET
+    constraint_valid: bool | UnsetType = UNSET
+    fields: list[FieldValue] | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,6 +152,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType = UNSET
+    constraint: ConstraintOutcome | UnsetType = UNSET
 
 
 class ReplyHead(msgspec.Struct, frozen=True):
@@ -161,3 +176,21 @@ def finish_name(finish: Finish, *, called_tools: bool = False) -> str:
 
 def matched_stop(finish: Finish) -> str | int | UnsetType:
     return UNSET if finish.matched is None else finish.matched
+
+
+def valid_or_unset(outcome: ConstraintOutcome | None) -> bool | UnsetType:
+    """What a validator said of one choice, if one was asked."""
+    return UNSET if outcome is None or outcome.valid is None else outcome.valid
+
+
+def outcome_of_all(
+    outcomes: Sequence[ConstraintOutcome | None],
+) -> ConstraintOutcome | UnsetType:
+    """What can be said of all choices of a reply."""
+    known = [outcome for outcome in outcomes if outcome is not None]
+    if not known:
+        return UNSET
+    verdicts = {outcome.valid for outcome in known}
+    valid = False if False in verdicts else None if None in verdicts else True
+    complete = all(outcome.complete for outcome in known)
+    return msgspec.structs.replace(known[0], complete=complete, valid=valid)

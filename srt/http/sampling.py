@@ -10,9 +10,9 @@ from typing import Final
 from phloem.srt.errors import InvalidRequest, NotFound
 from phloem.srt.generation import GenerateRequest, ModelCard
 from phloem.srt.http.caller import Caller
-from phloem.srt.http.constraint_fields import FoundConstraint
+from phloem.srt.http.found_constraint import FoundConstraint
 from phloem.srt.http.protocol import MAX_STOP_STRINGS, GenerationFields
-from phloem.srt.messages import LogprobsMode, SamplingParams
+from phloem.srt.messages import JumpForward, LogprobsMode, SamplingParams
 
 MAX_BIAS: Final = 100.0
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
@@ -71,7 +71,7 @@ def openai_request(
     return GenerateRequest(
         prompt=prompt,
         sampling=sampling,
-        constraint=constraint.constraint if constraint else None,
+        constraint=constraint.for_engine() if constraint else None,
         stop=stop_strings(fields.stop, "stop"),
         include_stop=bool(fields.include_stop_str_in_output or fields.no_stop_trim),
         skip_special_tokens=fields.skip_special_tokens is not False,
@@ -81,6 +81,7 @@ def openai_request(
         prompt_logprobs_from=prompt_logprobs_from,
         tenant=caller.tenant.name,
         program=caller.program,
+        jump=fields.jump_forward or JumpForward.CANONICAL,
     )
 
 

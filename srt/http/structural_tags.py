@@ -11,13 +11,13 @@ from phloem.srt.http.body import given
 from phloem.srt.http.constraint_values import convert, schema_text
 
 
-class _Structure(msgspec.Struct, kw_only=True):
+class _Structure(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     begin: str
     end: str
     schema: Raw = Raw()
 
 
-class _TagSpec(msgspec.Struct, kw_only=True):
+class _TagSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The new form is a `format` tree, the old one a list of structures behind triggers."""
 
     type: str = "structural_tag"

@@ -2,7 +2,8 @@
 
 `required` and a named tool constrain the whole output to calls; `auto` lets the model write text
 and constrains what follows a `<tool_call>` marker. So arguments always satisfy the tool's
-parameters. `tool_parser` turns the constrained text back into calls.
+parameters, or, where the call is forced and `strict` is false, as much of them as can be enforced
+(see `enforcement`). `tool_parser` turns the constrained text back into calls.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from msgspec import Raw
 from phloem.constrained.spec import JsonSchema
 from phloem.srt.errors import InvalidConstraint, InvalidRequest
 from phloem.srt.http.body import given, strict_loads, validation_error
-from phloem.srt.http.constraint_fields import FoundConstraint
+from phloem.srt.http.found_constraint import FoundConstraint
 from phloem.srt.http.protocol import ChatRequest, ToolSpec
 from phloem.srt.http.structural_tags import tag, triggered_tags
 from phloem.srt.http.tool_parser import (
@@ -76,10 +77,12 @@ def plan_tools(request: ChatRequest) -> ToolPlan:
             raise _invalid(f"There is no tool {name!r}.", "tool_choice.function.name")
         index = list(schemas).index(name)
         param = f"tools[{index}].function.parameters"
-        found = FoundConstraint(param, JsonSchema(schema=_text(schemas[name])))
+        strict = request.tools[index].function.strict is not False
+        found = FoundConstraint(param, JsonSchema(schema=_text(schemas[name])), strict)
         return ToolPlan(rendered, found, lambda: NamedParser(name))
     if choice == "required":
-        found = FoundConstraint("tools", JsonSchema(schema=_text(_any_call(schemas))))
+        strict = any(tool.function.strict is not False for tool in request.tools)
+        found = FoundConstraint("tools", JsonSchema(schema=_text(_any_call(schemas))), strict)
         return ToolPlan(rendered, found, RequiredParser)
     if choice == "auto":
         once = request.parallel_tool_calls is False

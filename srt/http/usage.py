@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phloem.srt.generation import Chunk
-from phloem.srt.http.replies import PromptTokensDetails, Usage
+from phloem.srt.http.replies import CompletionTokensDetails, PromptTokensDetails, Usage
 from phloem.srt.messages import FinishReason
 
 
@@ -38,6 +38,9 @@ class UsageCounter:
             completion_tokens=completion,
             total_tokens=sum(lengths.values()) + completion,
             prompt_tokens_details=PromptTokensDetails(sum(cached.values())),
+            completion_tokens_details=CompletionTokensDetails(
+                sum(chunk.forced_tokens for chunk in self._latest.values())
+            ),
         )
 
 

@@ -86,7 +86,14 @@ COUNTERS: tuple[SnapshotMetric, ...] = (
         "Tokens computed in prefill.",
         lambda s: s.computed_prefill_tokens_total,
     ),
-    SnapshotMetric("generation_tokens", "Tokens sampled.", lambda s: s.generated_tokens_total),
+    SnapshotMetric(
+        "generation_tokens", "Output tokens, drawn or forced.", lambda s: s.generated_tokens_total
+    ),
+    SnapshotMetric(
+        "forced_tokens",
+        "Output tokens that a constraint forced: never drawn.",
+        lambda s: s.forced_tokens_total,
+    ),
     SnapshotMetric(
         "radix_evicted_tokens", "Cached tokens evicted.", lambda s: s.evicted_tokens_total
     ),
@@ -159,5 +166,7 @@ GENERATION_TOKENS = HistogramMetric(
 
 FINISHED = "request_finished"
 FINISHED_HELP = "Requests by how they ended: stop, length, abort or error."
+CONSTRAINT_VIOLATIONS = "constraint_violations"
+CONSTRAINT_VIOLATIONS_HELP = "Finished answers that a validator refused, by enforcement."
 HTTP_REQUESTS = "http_requests"
 HTTP_REQUESTS_HELP = "HTTP requests by method, route and status."

@@ -76,6 +76,14 @@ class ServerMetrics:
             ["finish_reason"],
             registry=self._registry,
         )
+        self.constraint_violations = Counter(
+            names.PREFIX + names.CONSTRAINT_VIOLATIONS,
+            names.CONSTRAINT_VIOLATIONS_HELP,
+            ["enforcement"],
+            registry=self._registry,
+        )
+        for enforcement in ("full", "partial"):
+            self.constraint_violations.labels(enforcement)
         self._http_requests = Counter(
             names.PREFIX + names.HTTP_REQUESTS,
             names.HTTP_REQUESTS_HELP,

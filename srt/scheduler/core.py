@@ -18,7 +18,7 @@ import itertools
 import logging
 import secrets
 from array import array
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -72,12 +72,12 @@ from phloem.srt.scheduler.output import (
     append_drawn,
     append_forced,
     append_stop,
-    row_error,
     take_message,
 )
 from phloem.srt.scheduler.past import Past
 from phloem.srt.scheduler.plan import Budget, Decision, Work, decide
 from phloem.srt.scheduler.queue import DeadlineQueue, WaitingQueue
+from phloem.srt.scheduler.refusals import check_tokens, row_error, too_short
 from phloem.srt.scheduler.request import Request, Status
 from phloem.srt.scheduler.stats import Counters
 from phloem.srt.scheduler.tenants import Shares, TenantLimits
@@ -230,7 +230,7 @@ class Scheduler:
             )
         tokens = unpack_array(message.prompt)
         sampling = message.sampling
-        self._check_tokens(tokens, message)
+        check_tokens(tokens, message, self.vocab_size)
         quota = self.shares.quota(message.tenant)
         longest = self.context_length if quota is None else min(self.context_length, quota)
         room = longest - len(tokens)
@@ -270,20 +270,6 @@ class Scheduler:
             private=message.prompt_logprobs_from is not None,
             status=Status.WAITING if message.constraint is None else Status.COMPILING,
         )
-
-    def _check_tokens(self, tokens: array[int], message: Submit) -> None:
-        if not tokens:
-            raise InvalidRequest("the prompt is empty", param="prompt")
-        for name, ids in (
-            ("prompt", tokens),
-            ("stop_token_ids", message.sampling.stop_token_ids),
-            ("logit_bias", message.sampling.logit_bias),
-        ):
-            bad = next((t for t in _extremes(ids) if not 0 <= t < self.vocab_size), None)
-            if bad is not None:
-                raise InvalidRequest(
-                    f"token id {bad} is outside the vocabulary of {self.vocab_size}", param=name
-                )
 
     def _enqueue(self, request: Request) -> None:
         if request.status is Status.COMPILING:
@@ -327,14 +313,18 @@ class Scheduler:
         for request in self.grammars.compiled(message.key):
             if message.error is not None:
                 self._fail(request, PhloemError.from_info(message.error))
+            elif (error := too_short(request, message.minimum)) is not None:
+                self._fail(request, error)
             elif not self.grammars.order_jumps([request]):
                 self._enqueue(request)
         if was_missing:  # a new process has it now; the step in flight may wait for its masks
             self._send_histories(lambda request: request.grammar_key == message.key)
+            self.grammars.order_jumps_again(message.key)
+            if message.error is not None:
+                for request in self.grammars.owed(message.key):
+                    self._jumped(Forced(request.uid, []))  # its next mask will tell
 
     def _grammar_restarted(self) -> None:
-        for uid in self.grammars.unanswered():
-            self._jumped(Forced(uid, []))
         for request in self.grammars.restarted(list(self._by_rid.values())):
             self._fail(
                 request, Unavailable("the grammar process died while it compiled this constraint")
@@ -497,6 +487,7 @@ class Scheduler:
     def _token(self, request: Request, row: RowResult) -> bool:
         """Add the token that was drawn; whether it is to be seen what is forced behind it."""
         self.counters.generated_tokens_total += 1
+        request.closed_by_budget |= row.closing
         ending = append_drawn(request, row.token)
         if ending is None and request.jump is not JumpForward.OFF:
             return True
@@ -601,7 +592,3 @@ class Scheduler:
             tree_nodes=tree.nodes,
             evicted_tokens_total=tree.stats().evicted_total,
         )
-
-
-def _extremes(ids: Collection[int]) -> tuple[int, ...]:
-    return (min(ids), max(ids)) if ids else ()

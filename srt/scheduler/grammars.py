@@ -83,16 +83,15 @@ class Grammars:
         return bool(self._held)
 
     def order_jumps(self, requests: Iterable[Request]) -> list[Request]:
-        """Ask what is forced after the tokens of these requests. The ones that were asked of:
-        others do not jump, or their grammar is missing."""
+        """Ask what is forced after the tokens of these requests, at once or when a new process has
+        their grammars. The ones that were asked of: others do not jump."""
         rows: list[GrammarJumpRow] = []
         asked: list[Request] = []
         for request in requests:
-            key, jump = request.grammar_key, request.jump
-            if key is None or jump is JumpForward.OFF or key in self._missing:
+            if request.grammar_key is None or request.jump is JumpForward.OFF:
                 continue
-            at, tokens = self._news(request)
-            rows.append(GrammarJumpRow(request.uid, key, at, tokens, jump))
+            if request.grammar_key not in self._missing:
+                rows.append(self._jump_row(request))
             asked.append(request)
             self._jumping[request.uid] = request
             if request.status is Status.RUNNING:
@@ -141,15 +140,28 @@ class Grammars:
             if key is None or constraint is None or request in given_up:
                 continue
             wanted[key] = constraint
-            if request.status is not Status.COMPILING:
+            if request.status is not Status.COMPILING or request.uid in self._jumping:
                 self._missing.add(key)
         for wanted_key, constraint in wanted.items():
             self._compile(wanted_key, constraint)
         return given_up
 
-    def unanswered(self) -> list[int]:
-        """Uids of which the process still owes what is forced."""
-        return list(self._jumping)
+    def order_jumps_again(self, key: str) -> None:
+        """A new process has the grammar of `key`: it is asked what its predecessor owes."""
+        rows = [self._jump_row(request, from_start=True) for request in self.owed(key)]
+        if rows:
+            self.outbox.append(GrammarJump(rows))
+
+    def owed(self, key: str) -> list[Request]:
+        """Requests under the grammar of `key` of which it is not known what is forced."""
+        return [r for r in self._jumping.values() if r.grammar_key == key]
+
+    def _jump_row(self, request: Request, *, from_start: bool = False) -> GrammarJumpRow:
+        assert request.grammar_key is not None
+        at, tokens = self._news(request, from_start=from_start)
+        return GrammarJumpRow(
+            request.uid, request.grammar_key, at, tokens, _left(request), request.jump
+        )
 
     def order_masks(
         self, step_id: int, requests: Iterable[Request], *, from_start: bool = False
@@ -163,6 +175,10 @@ class Grammars:
             if key is None or key in self._missing:
                 continue
             at, tokens = self._news(request, from_start=from_start)
-            rows.append(GrammarRow(request.uid, key, at, tokens, request.row))
+            rows.append(GrammarRow(request.uid, key, at, tokens, _left(request), request.row))
         if rows:
             self.outbox.append(GrammarStep(step_id, rows))
+
+
+def _left(request: Request) -> int:
+    return request.max_output - request.output_len

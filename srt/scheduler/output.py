@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from phloem.srt.errors import InternalError, InvalidConstraint, PhloemError
 from phloem.srt.messages import FinishReason, TokenLogprob, Tokens
 from phloem.srt.scheduler.request import Request
 
@@ -54,13 +53,6 @@ def _ending(request: Request, token: int) -> Ending | None:
     return None
 
 
-def row_error(reason: str, *, too_dear: bool) -> PhloemError:
-    """What a request ends in whose row gave no token: the server's fault, or its constraint's."""
-    if too_dear:
-        return InvalidConstraint(reason, code="constraint_too_slow")
-    return InternalError(reason)
-
-
 def take_message(
     request: Request, ending: Ending | None, logprobs: list[TokenLogprob] | None
 ) -> Tokens:
@@ -79,6 +71,7 @@ def take_message(
         preemptions=request.preemptions,
         queue_seconds=(request.started or request.arrival) - request.arrival,
         forced_tokens=request.forced_tokens,
+        closed_by_budget=request.closed_by_budget,
     )
     request.unsent = []
     return message

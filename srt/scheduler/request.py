@@ -87,6 +87,8 @@ class Request:
     """Output tokens that the grammar process was told of."""
     forced_tokens: int = 0
     """Output tokens that the constraint forced."""
+    closed_by_budget: bool = False
+    """Whether a choice was narrowed so that the constrained text is complete in time."""
     unsent: list[int] = field(default_factory=list)
     """Output tokens that the frontend was not told of yet."""
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)

@@ -39,6 +39,15 @@ class NoMask(NamedTuple):
     too_dear: bool = False
 
 
+class Masks(NamedTuple):
+    """Mask rows of one step: the ready ones, and for every other one why it has no mask. Masks of
+    the ready ones in `closing` lack tokens for which the budget is too short."""
+
+    ready: frozenset[int]
+    failed: dict[int, NoMask]
+    closing: frozenset[int]
+
+
 def _failed(message: StepMasks) -> dict[int, NoMask]:
     return {row: NoMask(reason, row in message.too_dear) for row, reason in message.failed.items()}
 
@@ -56,17 +65,16 @@ class MaskInbox:
 
     def wait(
         self, step_id: int, rows: Set[int], timeout_s: float
-    ) -> tuple[frozenset[int], dict[int, NoMask]]:
-        """Block until each of `rows` (mask rows of step `step_id`) is ready or has failed.
-
-        Returns the ready ones, and for every other one the reason why it has no mask.
-        """
+    ) -> Masks:
+        """Block until each of `rows` (mask rows of step `step_id`) is ready or has failed."""
         ready: set[int] = set()
         failed: dict[int, NoMask] = {}
+        closing: set[int] = set()
         deadline = time.monotonic() + timeout_s
         for early in self._early.pop(step_id, ()):
             ready.update(early.rows)
             failed |= _failed(early)
+            closing.update(early.closing)
         while not rows <= ready | failed.keys():
             message = self._channel.recv(max(0, int((deadline - time.monotonic()) * 1000)))
             if message is None:
@@ -74,9 +82,11 @@ class MaskInbox:
             if message.step_id == step_id:
                 ready.update(message.rows)
                 failed |= _failed(message)
+                closing.update(message.closing)
             elif message.step_id > step_id:
                 self._early.setdefault(message.step_id, []).append(message)
         self._early = {step: kept for step, kept in self._early.items() if step > step_id}
         ready -= failed.keys()
         late = NoMask(f"no mask came from the grammar process within {timeout_s:g} s")
-        return frozenset(ready & rows), {r: failed.get(r, late) for r in rows - ready}
+        lacking = {row: failed.get(row, late) for row in rows - ready}
+        return Masks(frozenset(ready & rows), lacking, frozenset(closing & rows))

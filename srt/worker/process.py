@@ -146,11 +146,13 @@ class Worker:
         with _timed(seconds, "sample"):
             self._follow(plan, draws)
         with _timed(seconds, "mask_wait"):
-            masks = self._wait_for_masks(plan, hidden.rows, draws)
+            masks, closing = self._wait_for_masks(plan, hidden.rows, draws)
         with _timed(seconds, "forward"):
             logits = self._runner.logits(hidden, self._narrowing(plan, masks, draws))
         with _timed(seconds, "sample"):
             self._draw(plan, hidden.rows, logits, masks, draws)
+        for i in closing:
+            draws[i] = draws[i]._replace(closing=True)
 
     def _follow(self, plan: StepPlan, draws: dict[int, Draw]) -> None:
         """Bring the sampler's rows to the end of this step's tokens. A row that cannot be brought
@@ -172,15 +174,17 @@ class Worker:
 
     def _wait_for_masks(
         self, plan: StepPlan, rows: Sequence[int], draws: dict[int, Draw]
-    ) -> dict[int, NDArray[np.int32]]:
-        """Masks by index into the plan's rows; a row that gets none gets its error in `draws`."""
+    ) -> tuple[dict[int, NDArray[np.int32]], list[int]]:
+        """Masks by index into the plan's rows; a row that gets none gets its error in `draws`. And
+        the indices of those that were narrowed for want of budget."""
         wanted = {plan.rows[i].row: i for i in rows if plan.rows[i].masked}
         if not wanted:
-            return {}
-        ready, failed = self._inbox.wait(plan.step_id, wanted.keys(), self._mask_timeout_s)
-        for row, why in failed.items():
+            return {}, []
+        found = self._inbox.wait(plan.step_id, wanted.keys(), self._mask_timeout_s)
+        for row, why in found.failed.items():
             draws.setdefault(wanted[row], Draw(error=why.reason, too_dear=why.too_dear))
-        return {wanted[row]: self._masks.row(plan.step_id, row) for row in ready}
+        masks = {wanted[row]: self._masks.row(plan.step_id, row) for row in found.ready}
+        return masks, [wanted[row] for row in found.closing]
 
     def _narrowing(
         self, plan: StepPlan, masks: Mapping[int, NDArray[np.int32]], draws: Mapping[int, Draw]
@@ -221,6 +225,7 @@ def _row_result(row: RowPlan, draw: Draw, prompt: list[TokenLogprob] | None) -> 
         prompt_logprobs=prompt,
         error=draw.error,
         too_dear=draw.too_dear,
+        closing=draw.closing,
     )
 
 

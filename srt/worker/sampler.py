@@ -38,6 +38,7 @@ class Draw(NamedTuple):
     logprob: TokenLogprob | None = None
     error: str | None = None
     too_dear: bool = False
+    closing: bool = False
 
 
 class TokenCounts:

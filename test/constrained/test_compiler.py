@@ -9,18 +9,21 @@ from collections.abc import Callable
 import pytest
 
 from phloem.constrained.base import (
-    CompiledGrammar,
     ConstraintError,
     LimitExceeded,
     MalformedConstraint,
     Matcher,
 )
 from phloem.constrained.compiler import FAILURE_SECONDS, Compiled, GrammarCompiler
+from phloem.constrained.grammar import Grammar
 from phloem.constrained.spec import Constraint, Regex
 
 
 class FakeGrammar:
-    memory_bytes = 100
+    engine = "fake"
+
+    def __init__(self) -> None:
+        self.memory_bytes = 100
 
     def matcher(self) -> Matcher:
         raise NotImplementedError
@@ -29,15 +32,13 @@ class FakeGrammar:
 class FakeBackend:
     """Compiles when it is let; fails for the patterns `bad`, `huge` and `bug`."""
 
-    name = "fake"
-
     def __init__(self) -> None:
         self.compiled: list[str] = []
         self.let = threading.Event()
         self.let.set()
         self.entered = threading.Semaphore(0)
 
-    def compile(self, constraint: Constraint) -> CompiledGrammar:
+    def compile(self, constraint: Constraint) -> Grammar:
         assert isinstance(constraint, Regex)
         self.compiled.append(constraint.pattern)
         self.entered.release()
@@ -48,7 +49,7 @@ class FakeBackend:
             raise MemoryError
         if constraint.pattern == "bug":
             raise KeyError("x")
-        return FakeGrammar()
+        return Grammar(FakeGrammar())
 
 
 Make = Callable[..., GrammarCompiler]
@@ -72,7 +73,7 @@ def clock() -> list[float]:
 @pytest.fixture
 def make(backend: FakeBackend, done: queue.Queue[Compiled], clock: list[float]) -> Make:
     def make(**options: int) -> GrammarCompiler:
-        return GrammarCompiler(backend, done.put, clock=lambda: clock[0], **options)
+        return GrammarCompiler(backend.compile, done.put, clock=lambda: clock[0], **options)
 
     return make
 
@@ -139,6 +140,21 @@ def test_the_cache_is_bounded_and_evicted_grammars_come_back(
     assert compiler.obtain("a") is not None
     assert backend.compiled == ["a", "b", "c", "a"]
     assert compiler.obtain("unknown") is None
+
+
+def test_a_grammar_that_grows_counts_as_it_is_now(make: Make, done: queue.Queue[Compiled]) -> None:
+    compiler = make(cache_bytes=450)
+    for key in "abcd":
+        compiler.request(key, Regex(pattern=key))
+        compiled = done.get(timeout=30).grammar
+        assert compiled is not None
+        assert isinstance(compiled.compiled, FakeGrammar)
+        compiled.compiled.memory_bytes = 200  # its states, once it was used
+    assert compiler.statistics().evictions == 2
+    assert compiler.statistics().grammar_bytes == 400
+    compiler.request("e", Regex(pattern="e"))
+    done.get(timeout=30)
+    assert compiler.statistics().grammars == 2
 
 
 def test_an_overdue_compile_is_told_once(

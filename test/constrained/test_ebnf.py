@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
 
+from phloem.constrained.backends import load_backend
 from phloem.constrained.base import (
     ConstraintError,
     LimitExceeded,
@@ -14,7 +16,8 @@ from phloem.constrained.base import (
 )
 from phloem.constrained.ebnf import check_ebnf
 from phloem.constrained.lowering import lower
-from phloem.constrained.spec import Choice, Constraint, Ebnf
+from phloem.constrained.spec import Choice, Constraint, Ebnf, StructuralTag
+from phloem.constrained.vocab import Vocabulary
 
 Judge = Callable[[Constraint], Callable[[str], bool]]
 
@@ -35,6 +38,17 @@ Judge = Callable[[Constraint], Callable[[str], bool]]
         ('root ::= "a"{2,3} "b"?', ["aa", "aaab"], ["a", "aaaa"]),
         ('root ::= "" | "a"', ["", "a"], ["aa"]),
         ('root ::= [^"\\\\] "\\x41"', ["zA"], ['"A']),
+        ('root ::= "\\x41B" [\\x30-\\x39]', ["AB7"], ["\u041b7", "ABx"]),
+        ('root ::= "\\u00e9\\U0001F600" . # any', ["é😀\n", "é😀日"], ["é😀", "é😀ab"]),
+        (
+            "root ::= [^\\n\\]-]{2} [\\-\\^\\\\] [a^-]",
+            ["ab-a", "[[\\^"],
+            ["a]-a", "ab-b", "a\n-a"],
+        ),
+        ('# head\nroot ::= ( # one\n "a" |\n\n "b"\n)+ tail-1\ntail-1 ::= ";"', ["ab;"], [";"]),
+        ('root ::= "a"{2} "b"{1,} "c"{0,2}', ["aab", "aabbcc"], ["ab", "aac", "aabccc"]),
+        ('root ::= "a" | "b" never\nnever ::= "c" never', ["a"], ["b", "bc"]),
+        ("root ::= 1st\n1st ::= [x]", ["x"], [""]),
     ],
 )
 def test_grammar(grammar: str, inside: list[str], outside: list[str], judge: Judge) -> None:
@@ -64,9 +78,15 @@ def test_other_root(judge: Judge) -> None:
         ('root ::= x\nx ::= "a" x', MalformedConstraint, "can never end"),
         ("", MalformedConstraint, "no rule"),
         ('root ::= "a"{3,2}', MalformedConstraint, "out of order"),
-        ('root ::= root root | "a" | ""', UnsupportedKeyword, "without reading"),
-        ('root ::= (b*)*\nb ::= "x"', UnsupportedKeyword, "may be empty"),
-        ("root ::= a\na ::= b\nb ::= a | [x]", UnsupportedKeyword, "without reading"),
+        ('start: "a"', MalformedConstraint, "::= (line 1)"),
+        ('root ::= "a"\nother = "b"', MalformedConstraint, "::= (line 2)"),
+        ("root ::= /a+/", MalformedConstraint, "not GBNF"),
+        ("root ::= 'a'", MalformedConstraint, "quoted by"),
+        ('root ::= "\\d"', MalformedConstraint, "unknown escape \\d (line 1)"),
+        ("root ::=\n[\\q]", MalformedConstraint, "(line 2)"),
+        ("root ::= [z-a]", MalformedConstraint, "out of order"),
+        ("root ::= []", MalformedConstraint, "no character"),
+        ('root ::= "\\ud800"', MalformedConstraint, "no character"),
         ("root ::= TagDispatch", UnsupportedKeyword, "TagDispatch"),
         ("root ::= " + "(" * 65 + '"a"' + ")" * 65, LimitExceeded, "64"),
         ("root ::= " + "(" * 60000 + '"a"' + ")" * 60000, LimitExceeded, "bytes"),
@@ -78,6 +98,24 @@ def test_refusal(grammar: str, error: type[ConstraintError], named: str) -> None
     with pytest.raises(error) as caught:
         check_ebnf(grammar)
     assert named in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("grammar", "why"),
+    [
+        ('root ::= root root | "a" | ""', "without reading"),
+        ('root ::= (b*)*\nb ::= "x"', "may be empty"),
+        ("root ::= a\na ::= b\nb ::= a | [x]", "without reading"),
+        ('root ::= "a"*', ""),
+    ],
+)
+def test_ambiguity_is_told(byte_vocabulary: Vocabulary, grammar: str, why: str) -> None:
+    assert bool(why) == bool(check_ebnf(grammar).ambiguous)
+    if why:
+        with pytest.raises(UnsupportedKeyword, match=why):
+            load_backend("xgrammar", byte_vocabulary).compile(Ebnf(grammar=grammar))
+        with pytest.raises(UnsupportedKeyword, match=why):
+            lower(StructuralTag(format=json.dumps({"type": "grammar", "grammar": grammar})))
 
 
 def test_choice(judge: Judge) -> None:
@@ -95,4 +133,4 @@ def test_bad_choices(choices: tuple[str, ...], path: str) -> None:
         lower(Choice(choices=choices))
     assert caught.value.path == path
     with pytest.raises(LimitExceeded):
-        lower(Choice(choices=tuple(map(str, range(1001)))))
+        lower(Choice(choices=tuple(map(str, range(10_001)))))

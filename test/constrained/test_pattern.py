@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 
+import jsonschema_rs
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phloem.constrained import automaton
@@ -17,14 +20,15 @@ from phloem.constrained.base import (
     UnsupportedKeyword,
 )
 from phloem.constrained.pattern import (
-    close_full,
-    close_search,
     max_length,
     min_length,
     simplify,
 )
+from phloem.constrained.pattern_closing import close_full, close_search
 from phloem.constrained.pattern_parser import Dialect, parse
+from phloem.constrained.spec import Constraint, JsonSchema, Regex
 
+Judge = Callable[[Constraint], Callable[[str], bool]]
 ATOMS = ["a", "b", ".", "[ab]", "[^a]", r"\d", "[a-c]", r"\n", ""]
 
 
@@ -48,6 +52,32 @@ def patterns(draw: st.DrawFn, depth: int = 3) -> str:
 TEXTS = st.text(alphabet="abc1\n", max_size=6)
 
 
+CONDITIONS = ["^", "$", r"\b", r"\B", "(?={})", "(?!{})", "(?<={})", "(?<!{})"]
+
+
+@st.composite
+def conditional_patterns(draw: st.DrawFn, depth: int = 3) -> str:
+    """Patterns with anchors, word boundaries and look-around anywhere."""
+    if depth == 0:
+        return draw(st.sampled_from(ATOMS))
+    match draw(st.integers(0, 4)):
+        case 0:
+            return draw(patterns(depth=depth))
+        case 1:
+            condition = draw(st.sampled_from(CONDITIONS))
+            behind = condition.startswith("(?<")
+            fixed = st.sampled_from(["a", "[ab]", "^", "ab|[^a]b", r"(?<!a)b", r".\n"])
+            inner = fixed if behind else conditional_patterns(depth=depth - 1)
+            return condition.format(draw(inner))
+        case 2:
+            sign = draw(st.sampled_from(["*", "+", "?", "{2}", "{1,2}"]))
+            return f"(?:{draw(conditional_patterns(depth=depth - 1))}){sign}"
+        case kind:
+            left = draw(conditional_patterns(depth=depth - 1))
+            right = draw(conditional_patterns(depth=depth - 1))
+            return left + right if kind == 3 else f"(?:{left}|{right})"
+
+
 def full(pattern: str) -> Automaton:
     return automaton.from_pattern(close_full(parse(pattern, Dialect.PYTHON)))
 
@@ -55,6 +85,25 @@ def full(pattern: str) -> Automaton:
 @given(patterns(), TEXTS)
 def test_full_match_agrees_with_re(pattern: str, text: str) -> None:
     assert full(pattern).accepts(text) == bool(re.fullmatch(pattern, text))
+
+
+@given(conditional_patterns(), st.lists(TEXTS, min_size=1))
+def test_conditions_agree_with_re(pattern: str, texts: list[str]) -> None:
+    if r"\B" in pattern:  # the empty string differs between versions of Python
+        texts = [t for t in texts if t]
+    machine = full(pattern)
+    for text in texts:
+        assert machine.accepts(text) == bool(re.fullmatch(pattern, text)), text
+
+
+@given(conditional_patterns(), st.lists(TEXTS, min_size=1))
+def test_searched_conditions_agree_with_re(pattern: str, texts: list[str]) -> None:
+    machine = automaton.from_pattern(close_search(parse(pattern, Dialect.ECMA)))
+    for text in texts:
+        if r"\B" in pattern and not text:
+            continue
+        expected = re.search(pattern.replace("$", r"\Z"), text)
+        assert machine.accepts(text) == bool(expected), text
 
 
 @given(patterns(), TEXTS, st.sampled_from([("", ""), ("^", ""), ("", "$"), ("^", "$")]))
@@ -103,14 +152,11 @@ def test_meaning(pattern: str, inside: list[str], outside: list[str]) -> None:
 @pytest.mark.parametrize(
     ("pattern", "error", "named"),
     [
-        ("(?=a)b", UnsupportedKeyword, "look-ahead"),
-        ("(?<!a)b", UnsupportedKeyword, "look-behind"),
         (r"(a)\1", UnsupportedKeyword, "back-reference"),
-        (r"\bfoo", UnsupportedKeyword, "word boundary"),
-        (r"\p{L}", UnsupportedKeyword, "Unicode property"),
+        ("(?<=a*)b", MalformedConstraint, "fixed width"),
+        ("(?<=a(?=b))b", UnsupportedKeyword, "inside look-behind"),
         ("(?i)a", UnsupportedKeyword, "inline flag"),
         ("a++", UnsupportedKeyword, "possessive"),
-        ("a^b", UnsupportedKeyword, "inside the pattern"),
         ("[[:alpha:]]", UnsupportedKeyword, "POSIX"),
         ("[", MalformedConstraint, "unterminated character class"),
         ("(a", MalformedConstraint, "unterminated group"),
@@ -150,3 +196,53 @@ def test_automaton_operations(left: str, right: str, text: str) -> None:
 @given(st.lists(TEXTS, min_size=1), TEXTS)
 def test_words(words: list[str], text: str) -> None:
     assert automaton.words(words).accepts(text) == (text in words)
+
+
+CLASSES = st.sampled_from(
+    [r"\s", r"\S", r"\w", r"\W", r"\D", r"\p{L}", r"[\s\d]", r"[^\w]", '"', r"\\"]
+)
+
+
+@settings(max_examples=150)
+@given(
+    pattern=st.builds(
+        "{}{}{}".format,
+        conditional_patterns(depth=2),
+        CLASSES,
+        conditional_patterns(depth=2),
+    ),
+    texts=st.lists(st.text(alphabet='abc1\n "\\éß\u00a0٣\u2028\x1c\x85', max_size=6), min_size=3),
+    lengths=st.tuples(st.integers(0, 3), st.integers(3, 6)),
+)
+def test_no_schema_takes_what_a_validator_refuses(
+    judge: Judge, pattern: str, texts: list[str], lengths: tuple[int, int]
+) -> None:
+    low, high = lengths
+    schema = {"type": "string", "pattern": pattern, "minLength": low, "maxLength": high}
+    try:
+        validator = jsonschema_rs.validator_for(schema)
+    except (ValueError, jsonschema_rs.ValidationError):
+        return  # not an expression to jsonschema-rs
+    try:
+        accepts = judge(JsonSchema(schema=json.dumps(schema)))
+    except MalformedConstraint:  # nothing matches
+        assert not any(map(validator.is_valid, filter(str.isascii, texts)))
+        return
+    for text in texts:
+        taken, valid = accepts(json.dumps(text, ensure_ascii=False)), validator.is_valid(text)
+        assert valid or not taken, text
+        if text.isascii() and not any(c in text for c in "\x1c\x85"):
+            assert taken == valid, text
+
+
+@settings(max_examples=100)
+@given(pattern=conditional_patterns(), texts=st.lists(TEXTS, min_size=3))
+def test_what_an_engine_takes_matches(judge: Judge, pattern: str, texts: list[str]) -> None:
+    texts = [t for t in texts if t or r"\B" not in pattern]
+    try:
+        accepts = judge(Regex(pattern=pattern))
+    except MalformedConstraint:  # nothing matches
+        assert not any(re.fullmatch(pattern, text) for text in texts)
+        return
+    for text in texts:
+        assert accepts(text) == bool(re.fullmatch(pattern, text)), text

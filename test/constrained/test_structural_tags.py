@@ -79,6 +79,38 @@ def test_other_pieces(judge: Judge) -> None:
     assert not accepts("x=1;")
 
 
+TRIGGERED = {"type": "triggered_tags", "triggers": ["<call"], "tags": [TAG]}
+
+
+@pytest.mark.parametrize(
+    ("option", "inside", "outside"),
+    [
+        (
+            "at_least_one",  # at once, that is
+            ['<call>{"b": 1}</call>', '<call>{"b": 1}</call> b <call>{"b": 2}</call>'],
+            ["", "words", 'a <call>{"b": 1}</call>'],
+        ),
+        (
+            "stop_after_first",
+            ["words", 'a <call>{"b": 1}</call>'],
+            ['<call>{"b": 1}</call> more', '<call>{"b": 1}</call><call>{"b": 1}</call>'],
+        ),
+    ],
+)
+def test_how_many_tags(judge: Judge, option: str, inside: list[str], outside: list[str]) -> None:
+    accepts = judge(tags({**TRIGGERED, option: True}))
+    assert all(accepts(text) for text in inside)
+    assert not any(accepts(text) for text in outside)
+
+
+def test_tags_inside_tags(judge: Judge) -> None:
+    outer = {"type": "tag", "begin": "<out>", "content": TRIGGERED, "end": "</out>"}
+    accepts = judge(tags({"type": "sequence", "elements": [outer]}))
+    assert accepts('<out>so <call>{"b": 1}</call></out>')
+    assert not accepts("<out><call>{}</call></out>")
+    assert not accepts('<out><call>{"b": 1}</call>')
+
+
 @pytest.mark.parametrize(
     ("text", "error", "path"),
     [

@@ -7,7 +7,16 @@ import json
 import pytest
 
 from phloem.constrained.base import MalformedConstraint
-from phloem.constrained.spec import Choice, Constraint, Ebnf, JsonObject, JsonSchema, Regex
+from phloem.constrained.spec import (
+    Choice,
+    Constraint,
+    Continued,
+    Ebnf,
+    JsonLines,
+    JsonObject,
+    JsonSchema,
+    Regex,
+)
 from phloem.constrained.validate import Violation, validate
 
 SCHEMA = JsonSchema(
@@ -19,6 +28,7 @@ SCHEMA = JsonSchema(
         }
     )
 )
+LINES = JsonLines(schema=SCHEMA.schema, min_lines=2, max_lines=3)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +38,10 @@ SCHEMA = JsonSchema(
         (JsonObject(), '{"x": [1, null]}'),
         (Regex(pattern="^(yes|no)$"), "yes"),
         (Choice(choices=("a", "b")), "b"),
+        (LINES, '{"a": 3}\n{"a": 4}'),
+        (LINES, '{"a": 3}\n{"a": 4}\n{"a": 5}'),
+        (Continued(constraint=SCHEMA, prefix='{"a"'), ": 3}"),
+        (JsonSchema(schema='{"items": [{"type": "null"}]}'), "[null, 1]"),  # as draft 7 has it
     ],
 )
 def test_valid(constraint: Constraint, text: str) -> None:
@@ -38,6 +52,12 @@ def test_valid(constraint: Constraint, text: str) -> None:
     ("constraint", "text", "said"),
     [
         (SCHEMA, '{"a": 2}', "minimum does not hold at /a"),
+        (LINES, '{"a": 3}', "at least 2"),
+        (LINES, "\n".join(['{"a": 3}'] * 4), "at most 3"),
+        (LINES, '{"a": 3}\n{"a": 2}', "minimum does not hold at /a"),
+        (LINES, '{"a": 3}\n{"a": 3}\n', "not strict JSON"),
+        (Continued(constraint=SCHEMA, prefix='{"a": '), "2}", "minimum"),
+        (JsonSchema(schema='{"items": [{"type": "null"}]}'), "[1]", "type does not hold at /0"),
         (SCHEMA, "{}", "required does not hold at the root"),
         (SCHEMA, '{"a": 3, "a": 4}', "duplicate key"),
         (SCHEMA, '{"a": 3', "not strict JSON"),

@@ -83,6 +83,91 @@ def test_masks_are_the_oracles(backend: Backend, pattern: str, data: st.DataObje
         accepted += 1
 
 
+@st.composite
+def patterns(draw: st.DrawFn, depth: int = 3) -> str:
+    """A pattern over the vocabulary's characters; it may be ambiguous, nested and empty."""
+    atom = st.sampled_from(["a", "b", "c", "é", "(日本)", "1", "[ab]", "[^a]", ".", "[a-cé]"])
+    if depth == 0:
+        return draw(atom)
+    inner = patterns(depth - 1)
+    match draw(st.sampled_from(["atom", "sequence", "choice", "loop"])):
+        case "sequence":
+            return draw(inner) + draw(inner)
+        case "choice":
+            return f"({draw(inner)}|{draw(inner)})"
+        case "loop":
+            return (
+                f"({draw(inner)}){draw(st.sampled_from(['*', '+', '?', '{2}', '{1,3}', '{2,}']))}"
+            )
+        case _:
+            return draw(atom)
+
+
+@settings(deadline=None, max_examples=60)
+@given(pattern=patterns(), data=st.data())
+def test_masks_of_random_patterns(backend: Backend, pattern: str, data: st.DataObject) -> None:
+    matcher = backend.compile(Regex(pattern=pattern)).matcher()
+    reference = oracle(pattern)
+    for _ in range(6):
+        allowed = reference.allowed()
+        assert allowed, "no legal token"
+        assert mask_of(matcher) == allowed, pattern
+        steps = sorted(allowed - set(STOPS))
+        if not steps:
+            break
+        token = data.draw(st.sampled_from(steps))
+        matcher.accept(token)
+        reference.accept(token)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    texts=st.lists(
+        st.lists(st.sampled_from(["a", "b", "日本", "é", "1"]), min_size=1, max_size=4).map(
+            "".join
+        ),
+        min_size=1,
+        max_size=6,
+        unique=True,
+    ),
+    data=st.data(),
+)
+def test_forced_text_begins_every_continuation(
+    backend: Backend, texts: list[str], data: st.DataObject
+) -> None:
+    matcher = backend.compile(Choice(choices=tuple(texts))).matcher()
+    written = b""
+    while True:
+        left = [t.encode()[len(written) :] for t in texts if t.encode().startswith(written)]
+        forced = matcher.forced_string().encode()
+        assert all(rest.startswith(forced) for rest in left)
+        if b"" not in left and _is_text(written):
+            assert forced == _shared(left).decode(errors="ignore").encode()
+        steps = sorted(mask_of(matcher) - set(STOPS))
+        if not steps:
+            break
+        token = data.draw(st.sampled_from(steps))
+        matcher.accept(token)
+        written += TOKENS[token]
+    assert written.decode() in texts
+
+
+def _shared(texts: list[bytes]) -> bytes:
+    """The longest beginning of all."""
+    length = len(texts[0])
+    while any(not t.startswith(texts[0][:length]) for t in texts):
+        length -= 1
+    return texts[0][:length]
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_illegal_tokens_are_rejected_and_change_nothing(backend: Backend, pattern: str) -> None:
     matcher = backend.compile(Regex(pattern=pattern)).matcher()

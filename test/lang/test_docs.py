@@ -22,6 +22,7 @@ def test_snippets_run(capsys: pytest.CaptureFixture[str]) -> None:
             "best": '{"idea": "Ride tram 28."}',
             "stars": "5",
             "person": '{"name": "Ada", "age": 36}',
+            "points": "90",
         }
     )
     scope: dict[str, object] = {"phloem": phloem}
@@ -35,5 +36,5 @@ def test_snippets_run(capsys: pytest.CaptureFixture[str]) -> None:
     finally:
         phloem.set_default_backend(None)
     printed = capsys.readouterr().out.splitlines()
-    assert printed[:3] == ["{'idea': 'Ride tram 28.'}", "5", "Ada"]
+    assert printed[:5] == ["{'idea': 'Ride tram 28.'}", "5", "Ada", "/name Ada", "/age 36"]
     assert '{"idea": "Ride tram 28."}' in printed[-1]

@@ -12,7 +12,7 @@ import pydantic
 import pytest
 
 import phloem
-from phloem.constrained.spec import JsonSchema, Regex
+from phloem.constrained.spec import JsonSchema, Regex, Whitespace
 from phloem.lang import ir
 from phloem.lang.sampling import SAMPLING_FIELDS, Sampling, SamplingOverrides, sampling_of
 from phloem.lang.schema import schema_text
@@ -110,7 +110,8 @@ def test_gen_makes_a_node() -> None:
         "x", Sampling(max_tokens=3), Regex(pattern="a+")
     )
     made = phloem.gen("x", json_schema={"type": "object"}, return_logprob=True)
-    assert made == ir.Gen("x", Sampling(logprobs=0), JsonSchema(schema='{"type": "object"}'))
+    schema = JsonSchema(schema='{"type": "object"}', whitespace=Whitespace.COMPACT)
+    assert made == ir.Gen("x", Sampling(logprobs=0), schema)
     assert phloem.gen("x", choices=["a", "b"]) == phloem.select("x", ["a", "b"])
 
 
@@ -159,3 +160,31 @@ def test_expressions_join_and_never_become_text() -> None:
         a + 3
     with pytest.raises(TypeError, match="None was appended"):
         phloem.user(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("made", "schema"),
+    [
+        (
+            phloem.gen_int("x", minimum=1, maximum=9),
+            {"type": "integer", "minimum": 1, "maximum": 9},
+        ),
+        (phloem.gen_float("x", minimum=0.5), {"type": "number", "minimum": 0.5}),
+        (phloem.gen_bool("x"), {"type": "boolean"}),
+        (
+            phloem.gen_string("x", max_length=3, pattern="^a"),
+            {"type": "string", "maxLength": 3, "pattern": "^a"},
+        ),
+    ],
+)
+def test_typed_scalars_are_schemas(made: ir.Gen, schema: dict[str, object]) -> None:
+    assert isinstance(made.constraint, JsonSchema)
+    assert json.loads(made.constraint.schema) == schema
+    assert made.constraint.whitespace is Whitespace.COMPACT
+
+
+def test_typed_scalars_check_their_options() -> None:
+    with pytest.raises(TypeError):
+        phloem.gen_bool(7)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="unknown option"):
+        phloem.gen_int("x", minimun=3)  # type: ignore[call-arg]

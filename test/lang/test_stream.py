@@ -167,3 +167,43 @@ async def test_feed_readers_see_everything_and_end() -> None:
     for reader in (*readers, in_thread):
         assert await reader == list(range(200))
     assert await read() == list(range(200))
+
+
+@phloem.function
+def extract(s: State) -> None:
+    s += phloem.gen("person", json_schema={"type": "object"}) + phloem.gen("word")
+
+
+PERSON = '{"name": "Ada", "tags": [1, {}], "age": 36}'
+PAIRS = [("/name", "Ada"), ("/tags/0", 1), ("/tags/1", {}), ("/age", 36)]
+
+
+def test_fields_come_before_the_end() -> None:
+    received = threading.Event()
+
+    def answer(call: Call) -> str:
+        if call.name == "word":  # its prompt needs the whole person
+            return "x"
+        return PERSON
+
+    backend = phloem.MockBackend(answer, piece_chars=3)
+    stream = extract.stream(backend=backend)
+    for pair in stream.fields_iter("person"):
+        assert pair == PAIRS[0]
+        received.set()
+        break
+    assert received.is_set()
+    assert list(stream.fields_iter("person")) == PAIRS
+    state = stream.result()
+    assert list(state.fields_iter("person")) == PAIRS
+    with pytest.raises(phloem.UsageError, match="no fields"):
+        list(state.fields_iter("word"))
+
+
+async def test_fields_on_an_event_loop() -> None:
+    backend = phloem.MockBackend({"person": PERSON, "word": "1"}, piece_chars=1)
+    stream = extract.stream(backend=backend)
+    assert [pair async for pair in stream.fields_async_iter("person")] == PAIRS
+    state = await stream.aresult()
+    assert [pair async for pair in state.fields_async_iter("person")] == PAIRS
+    assert [pair async for pair in state.fields_async_iter("word")] == [("", 1)]

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import zmq
 
-import phloem.srt.grammar.process as grammar_process
-from phloem.constrained.base import Backend, CompiledGrammar
+from phloem.constrained.backends import load_backend
 from phloem.constrained.bitmask import MaskBuffer, allowed_tokens
-from phloem.constrained.spec import Constraint, JsonSchema, Regex, constraint_key
+from phloem.constrained.closing import ClosingVocabulary
+from phloem.constrained.spec import JsonSchema, Regex, constraint_key
 from phloem.constrained.vocab import Vocabulary
+from phloem.srt.grammar.compiling import Compiling, trial
 from phloem.srt.grammar.options import GrammarOptions
 from phloem.srt.grammar.process import EXIT_OVERDUE, GrammarProcess
 from phloem.srt.ipc import Channel, make_run_dir
@@ -47,7 +48,9 @@ WAIT_MS = 60_000
 class Peer:
     """The scheduler's and the worker's ends, with the process in a thread."""
 
-    def __init__(self, run_dir: Path, timeout_s: float) -> None:
+    def __init__(
+        self, run_dir: Path, timeout_s: float, lower: Callable[[bytes], bytes] | None = None
+    ) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.scheduler: Channel[ToGrammar, FromGrammar] = Channel(
             self.context, f"ipc://{run_dir}/grammar.sock", FromGrammar, bind=True
@@ -64,11 +67,14 @@ class Peer:
             vocab_size=VOCABULARY.size,
             compile_timeout_s=timeout_s,
         )
-        self.thread = threading.Thread(target=self._serve, args=(options,))
+        self.thread = threading.Thread(target=self._serve, args=(options, lower))
         self.thread.start()
 
-    def _serve(self, options: GrammarOptions) -> None:
-        process = GrammarProcess(options, VOCABULARY)
+    def _serve(self, options: GrammarOptions, lower: Callable[[bytes], bytes] | None) -> None:
+        backend = load_backend("routed", VOCABULARY)
+        vocabulary = ClosingVocabulary(VOCABULARY)
+        compiling = Compiling(backend, vocabulary, lower or trial(backend, vocabulary))
+        process = GrammarProcess(options, VOCABULARY, compiling)
         self.codes.append(process.run())
         process.close()
 
@@ -112,10 +118,10 @@ def test_masks_follow_the_history(peer: Peer) -> None:
     first = compile_pattern(peer)
     assert (first.key, first.error, first.cached) == (KEY, None, False)
     assert compile_pattern(peer).cached
-    peer.scheduler.send(GrammarStep(8, [GrammarRow(1, KEY, 0, [], 2)]))
+    peer.scheduler.send(GrammarStep(8, [GrammarRow(1, KEY, 0, [], 1000, 2)]))
     assert peer.worker.recv(WAIT_MS) == StepMasks(8, [2])
     assert allowed_tokens(peer.masks.row(8, 2), 4) == [0, 2]
-    rows = [GrammarRow(1, KEY, 0, [2], 2), GrammarRow(2, KEY, 0, [1], 3)]
+    rows = [GrammarRow(1, KEY, 0, [2], 1000, 2), GrammarRow(2, KEY, 0, [1], 1000, 3)]
     peer.scheduler.send(GrammarStep(9, rows))
     masks = peer.worker.recv(WAIT_MS)
     assert masks is not None
@@ -126,22 +132,24 @@ def test_masks_follow_the_history(peer: Peer) -> None:
 
 def test_what_is_forced_comes_back(peer: Peer) -> None:
     compile_pattern(peer)
-    rows = [GrammarJumpRow(1, KEY, 0, [0], JumpForward.EXACT)]
-    peer.scheduler.send(GrammarJump([*rows, GrammarJumpRow(2, KEY, 7, [0], JumpForward.EXACT)]))
+    rows = [GrammarJumpRow(1, KEY, 0, [0], 1000, JumpForward.EXACT)]
+    peer.scheduler.send(
+        GrammarJump([*rows, GrammarJumpRow(2, KEY, 7, [0], 1000, JumpForward.EXACT)])
+    )
     assert peer.told() == GrammarJumped([Forced(1, [1]), Forced(2, [])])
-    peer.scheduler.send(GrammarStep(1, [GrammarRow(1, KEY, 2, [], 0)]))
+    peer.scheduler.send(GrammarStep(1, [GrammarRow(1, KEY, 2, [], 1000, 0)]))
     assert peer.worker.recv(WAIT_MS) == StepMasks(1, [0])
 
 
 def test_what_is_unknown_is_replayed(peer: Peer) -> None:
     compile_pattern(peer)
-    peer.scheduler.send(GrammarStep(1, [GrammarRow(5, KEY, 3, [0], 0)]))
+    peer.scheduler.send(GrammarStep(1, [GrammarRow(5, KEY, 3, [0], 1000, 0)]))
     assert peer.told() == GrammarReplay(1, [5])
-    peer.scheduler.send(GrammarStep(1, [GrammarRow(5, KEY, 0, [2, 2, 2, 0], 0)]))
+    peer.scheduler.send(GrammarStep(1, [GrammarRow(5, KEY, 0, [2, 2, 2, 0], 1000, 0)]))
     assert peer.worker.recv(WAIT_MS) == StepMasks(1, [0])
     assert allowed_tokens(peer.masks.row(1, 0), 4) == [1]
     peer.scheduler.send(GrammarClose([5]))
-    peer.scheduler.send(GrammarStep(2, [GrammarRow(5, KEY, 4, [1], 0)]))
+    peer.scheduler.send(GrammarStep(2, [GrammarRow(5, KEY, 4, [1], 1000, 0)]))
     assert peer.told() == GrammarReplay(2, [5])
 
 
@@ -157,23 +165,14 @@ def test_a_refusal_has_kind_path_and_code(peer: Peer) -> None:
     assert "uniqueItems" in told.error.message
 
 
-def test_an_overdue_compile_is_answered_and_ends_the_process(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_overdue_compile_is_answered_and_ends_the_process(run_dir: Path) -> None:
     release = threading.Event()
 
-    class Slow:
-        name = "slow"
+    def slow(request: bytes) -> bytes:
+        assert release.wait(60)
+        raise AssertionError("nobody waits for this any more")
 
-        def compile(self, constraint: Constraint) -> CompiledGrammar:
-            assert release.wait(60)
-            raise AssertionError("nobody waits for this any more")
-
-    def load_slow(name: str, vocabulary: Vocabulary) -> Backend:
-        return Slow()
-
-    monkeypatch.setattr(grammar_process, "load_backend", load_slow)
-    peer = Peer(run_dir, timeout_s=0.2)
+    peer = Peer(run_dir, timeout_s=0.2, lower=slow)
     assert isinstance(peer.told(), GrammarReady)
     start = time.monotonic()
     told = compile_pattern(peer)

@@ -5,28 +5,38 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
+from phloem.constrained.schema_canonical import canonical_text
 from phloem.constrained.spec import (
     Choice,
     Constraint,
+    Continued,
     Ebnf,
+    JsonLines,
     JsonObject,
     JsonSchema,
+    Plain,
     Regex,
     StructuralTag,
     Whitespace,
 )
+from phloem.lang.backend.base import Call, TextPrompt
+from phloem.lang.backend.wire import call_request
+from phloem.lang.sampling import Sampling
 from phloem.srt.errors import InvalidConstraint, InvalidRequest
 from phloem.srt.http.body import BodyReader
-from phloem.srt.http.constraint_fields import FoundConstraint, read_constraint
+from phloem.srt.http.constraint_fields import read_constraint
+from phloem.srt.http.found_constraint import FoundConstraint, placed
 from phloem.srt.http.openai_routes import join_path
-from phloem.srt.http.protocol import ChatRequest
+from phloem.srt.http.protocol import ChatRequest, CompletionRequest
 
 _reader = BodyReader(ChatRequest)
+_completions = BodyReader(CompletionRequest)
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "null"}}}
-TEXT = json.dumps(SCHEMA)
+TEXT = canonical_text(SCHEMA)
 AS_SCHEMA = JsonSchema(schema=TEXT)
 TREE = {"type": "const_string", "value": "x"}
 TAG = StructuralTag(format=json.dumps(TREE))
@@ -45,7 +55,7 @@ def read(**fields: object) -> FoundConstraint | None:
             {
                 "response_format": {
                     "type": "json_schema",
-                    "json_schema": {"name": "n", "strict": False, "schema": SCHEMA},
+                    "json_schema": {"name": "n", "strict": True, "schema": SCHEMA},
                 }
             },
             "response_format.json_schema.schema",
@@ -73,7 +83,7 @@ def read(**fields: object) -> FoundConstraint | None:
         ),
         (
             {"response_format": {"type": "regex", "value": "a+"}},
-            "response_format.regex",
+            "response_format.value",
             Regex(pattern="a+"),
         ),
         (
@@ -87,6 +97,42 @@ def read(**fields: object) -> FoundConstraint | None:
             Ebnf(grammar="root ::= x"),
         ),
         ({"response_format": {"type": "structural_tag", "format": TREE}}, "response_format", TAG),
+        (
+            {"response_format": {"type": "json_object", "value": SCHEMA}},
+            "response_format.value",
+            AS_SCHEMA,
+        ),
+        (
+            {"response_format": {"type": "json_schema", "name": "n", "schema": SCHEMA}},
+            "response_format.schema",
+            AS_SCHEMA,
+        ),
+        (
+            {"response_format": {"type": "choice", "choice": ["a"]}},
+            "response_format.choice",
+            Choice(choices=("a",)),
+        ),
+        (
+            {"response_format": {"type": "grammar", "grammar": "root ::= x"}},
+            "response_format.grammar",
+            Ebnf(grammar="root ::= x"),
+        ),
+        (
+            {"response_format": {"type": "json_lines", "schema": SCHEMA, "max_lines": 3}},
+            "response_format.schema",
+            JsonLines(schema=TEXT, max_lines=3),
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_lines",
+                    "json_schema": {"schema": SCHEMA},
+                    "min_lines": 2,
+                }
+            },
+            "response_format.json_schema.schema",
+            JsonLines(schema=TEXT, min_lines=2),
+        ),
         ({"regex": "a+"}, "regex", Regex(pattern="a+")),
         ({"ebnf": "root ::= x"}, "ebnf", Ebnf(grammar="root ::= x")),
         ({"json_schema": TEXT}, "json_schema", AS_SCHEMA),
@@ -143,9 +189,25 @@ def read(**fields: object) -> FoundConstraint | None:
         ),
     ],
 )
-def test_spellings(fields: dict[str, object], param: str, constraint: Constraint) -> None:
+def test_spellings(fields: dict[str, object], param: str, constraint: Plain) -> None:
     found = read(**fields)
     assert found == FoundConstraint(param, constraint)
+
+
+@pytest.mark.parametrize(
+    ("form", "strict"),
+    [
+        ({"type": "json_schema", "json_schema": {"schema": SCHEMA}}, True),
+        ({"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": None}}, True),
+        ({"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": False}}, False),
+        ({"type": "json_schema", "schema": SCHEMA, "strict": False}, False),
+        ({"type": "json_lines", "json_schema": {"schema": SCHEMA, "strict": False}}, False),
+    ],
+)
+def test_only_an_explicit_false_is_not_strict(form: dict[str, object], strict: bool) -> None:
+    found = read(response_format=form)
+    assert found is not None
+    assert found.strict is strict
 
 
 @pytest.mark.parametrize(
@@ -189,6 +251,44 @@ def test_no_constraint(fields: dict[str, object]) -> None:
             "response_format.json_schema",
         ),
         ({"response_format": {"type": "regex"}}, "response_format.regex"),
+        (
+            {"response_format": {"type": "regex", "regex": "a", "pattern": "b"}},
+            "response_format.pattern",
+        ),
+        ({"response_format": {"type": "text", "json_schema": {}}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_object", "regex": "a"}}, "response_format.regex"),
+        (
+            {"response_format": {"type": "json_schema", "schema": SCHEMA, "shema": {}}},
+            "response_format.shema",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": SCHEMA, "scheme": {}},
+                }
+            },
+            "response_format.json_schema.scheme",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_lines",
+                    "schema": SCHEMA,
+                    "min_lines": 3,
+                    "max_lines": 2,
+                }
+            },
+            "response_format.max_lines",
+        ),
+        (
+            {"response_format": {"type": "json_lines", "schema": SCHEMA, "min_lines": 0}},
+            "response_format.min_lines",
+        ),
+        ({"extra_body": {"guided_json": SCHEMA}}, "extra_body"),
+        ({"nvext": {"guided_regex": "a"}}, "nvext.guided_regex"),
+        ({"structural_tag": {"format": TREE, "trigger": "x"}}, "structural_tag.trigger"),
+        ({"grammar": {"type": "regex", "value": "a", "values": "b"}}, "grammar.values"),
         ({"response_format": {"type": "structural_tag"}}, "response_format"),
         ({"json_schema": "{broken"}, "json_schema"),
         ({"json_schema": '{"a": 1, "a": 2}'}, "json_schema"),
@@ -228,14 +328,25 @@ def test_refusals_name_the_field(fields: dict[str, object], param: str) -> None:
     assert caught.value.param == param
 
 
-def test_a_schema_keeps_the_clients_own_text() -> None:
-    body = (
-        b'{"messages": [{"role": "user", "content": "x"}], "response_format": {"type": '
-        b'"json_schema", "json_schema": {"schema": { "properties" : {"z": true, "a": 1.0e2} }}}}'
+def test_schemas_that_say_the_same_are_one_constraint() -> None:
+    def found(schema: bytes) -> object:
+        body = (
+            b'{"messages": [{"role": "user", "content": "x"}], "response_format": {"type": '
+            b'"json_schema", "json_schema": {"schema": ' + schema + b"}}}"
+        )
+        constraint = read_constraint(_reader.decode(body))
+        assert constraint is not None
+        return constraint.constraint
+
+    one = found(
+        b'{ "properties" : {"z": {"title": "t", "type": "null"}, "a": true}, "type":"object"}'
     )
-    found = read_constraint(_reader.decode(body))
-    assert found is not None
-    assert found.constraint == JsonSchema(schema='{ "properties" : {"z": true, "a": 1.0e2} }')
+    assert one == found(
+        b'{"type": "object", "properties": {"z":{"type":"null","title":"t"},"a":true}}'
+    )
+    assert one != found(
+        b'{"type": "object", "properties": {"a":true,"z":{"type":"null","title":"t"}}}'
+    )
 
 
 def test_old_structural_tags_become_a_tree() -> None:
@@ -292,3 +403,53 @@ async def test_what_the_engine_finds_is_reported_under_the_request_field(
 )
 def test_paths_join(path: str | None, joined: str) -> None:
     assert join_path("regex", path) == joined
+
+
+COMPACT = Whitespace.COMPACT
+
+
+@pytest.mark.parametrize("whitespace", list(Whitespace))
+def test_whitespace_may_be_chosen(whitespace: Whitespace) -> None:
+    def chosen(**fields: object) -> FoundConstraint | None:
+        body = _completion(constraint_whitespace=whitespace.value, **fields)
+        return placed(read_constraint(body), body, ["x"])
+
+    found = chosen(guided_json=SCHEMA)
+    assert found is not None
+    assert found.constraint == JsonSchema(schema=TEXT, whitespace=whitespace)
+    for fields, param in (
+        ({"regex": "a"}, "constraint_whitespace"),
+        ({}, "constraint_whitespace"),
+        ({"guided_json": SCHEMA, "constraint_after": "x"}, "constraint_whitespace"),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            chosen(**fields)
+        assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        AS_SCHEMA,
+        JsonSchema(schema=TEXT, whitespace=COMPACT),
+        JsonObject(whitespace=COMPACT),
+        JsonLines(schema=TEXT, min_lines=2, max_lines=3),
+        JsonLines(schema=TEXT),
+        Regex(pattern="a+"),
+        Choice(choices=("a", "b")),
+        Ebnf(grammar="root ::= x"),
+        TAG,
+        Continued(constraint=AS_SCHEMA, prefix='{"a"'),
+    ],
+)
+def test_what_programs_send_arrives(constraint: Constraint) -> None:
+    prompt = TextPrompt('so {"a"')
+    _, sent = call_request(Call(prompt, Sampling(), constraint), "tiny")
+    body = _completions.decode(msgspec.json.encode(sent))
+    found = placed(read_constraint(body), body, [prompt.text])
+    assert found is not None
+    assert found.for_engine() == constraint
+
+
+def _completion(**fields: object) -> CompletionRequest:
+    return _completions.decode(json.dumps({"prompt": "x", **fields}).encode())

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from phloem.constrained.spec import Continued, JsonSchema, StructuralTag
 from phloem.radix import Cleared
 from phloem.srt.config import ServerOptions
 from phloem.srt.errors import Unavailable
@@ -42,6 +43,13 @@ COMMANDS = [
 ]
 
 
+_PIECES: dict[type, tuple[str, ...]] = {
+    JsonSchema: ('"H', 'i"'),
+    Continued: ("05-", "01"),
+    StructuralTag: ("</think>", "no"),
+}
+
+
 def answer(question: Question) -> Answer:
     match question:
         case AskExplain():
@@ -63,8 +71,9 @@ def answer(question: Question) -> Answer:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-async def test_examples_are_answered(api: Any, engine: Any, command: str) -> None:
+async def test_examples_are_answered(api: Any, engine: Any, script: Any, command: str) -> None:
     engine.answers = answer
+    engine.script = lambda request: script(_PIECES.get(type(request.constraint), ("Hi",)))
     engine.kv_events.put_nowait(KvEvents(1, [Cleared()]))
     engine.kv_events.put_nowait(Unavailable("over"))
     name, *words = shlex.split(command)

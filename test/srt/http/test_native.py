@@ -117,7 +117,8 @@ async def test_output_logprobs(api: Any, engine: Any) -> None:
     assert engine.requests[0].prompt_logprobs_from is None
 
 
-async def test_sampling_fields_and_constraints(api: Any, engine: Any) -> None:
+async def test_sampling_fields_and_constraints(api: Any, engine: Any, script: Any) -> None:
+    engine.script = lambda r: script(["1", "2"])
     sampling = {
         "max_new_tokens": 5,
         "min_new_tokens": 1,
@@ -138,7 +139,7 @@ async def test_sampling_fields_and_constraints(api: Any, engine: Any) -> None:
     assert request.sampling.temperature == 0.0
     assert (request.sampling.seed, request.sampling.max_tokens) == (4, 5)
     assert (request.stop, request.include_stop) == (("x",), True)
-    assert request.constraint == JsonSchema(schema='{"type": "integer"}')
+    assert request.constraint == JsonSchema(schema='{"type":"integer"}')
     assert request.namespace
     for field, constraint in (
         ("regex", Regex(pattern="a+")),

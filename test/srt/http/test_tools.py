@@ -23,7 +23,7 @@ from phloem.srt.http.tool_parser import (
 from phloem.srt.http.tools import rebase
 from phloem.srt.messages import FinishReason
 
-CITY = {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}
+CITY = {"type": "object", "properties": {"city": {"enum": ["Oslo", "}O"]}}, "required": ["city"]}
 WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}
 TIME = {"type": "function", "function": {"name": "get_time"}}
 TOOLS = [WEATHER, TIME]
@@ -170,10 +170,11 @@ async def test_refusals(api: Any, engine: Any, body: dict[str, object], param: s
     [None, {}, {"type": "object"}, {"type": "object", "properties": {}, "required": []}],
 )
 async def test_no_parameters_means_an_empty_object(
-    api: Any, engine: Any, parameters: object
+    api: Any, engine: Any, script: Any, parameters: object
 ) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     choice = {"type": "function", "function": {"name": "f"}}
+    engine.script = lambda r: script(["{", "}"])
     assert (await api.chat(tools=[tool], tool_choice=choice)).status == 200
     assert json.loads(engine.requests[0].constraint.schema) == {
         "type": "object",

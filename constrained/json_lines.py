@@ -1,0 +1,29 @@
+"""JSON lines → grammar: documents of one schema, separated by line feeds."""
+
+from __future__ import annotations
+
+from phloem.constrained.base import LimitExceeded, MalformedConstraint
+from phloem.constrained.grammar_text import LoweredGrammar, repeat, sequence
+from phloem.constrained.schema import lower_schema
+from phloem.constrained.spec import Whitespace
+
+MAX_LINES = 10_000
+
+_LINE = "jsonline"  # no name of the schema's own rules: those end in a number
+
+
+def lower_json_lines(schema: str, low: int, high: int | None) -> LoweredGrammar:
+    """The grammar of `low` to `high` lines, each a compact document that satisfies `schema`.
+
+    Raises:
+        ConstraintError: the schema is refused, or the numbers of lines make no sense.
+    """
+    if low < 1 or (high is not None and high < low):
+        raise MalformedConstraint("at least one line, and no less lines at most than at least")
+    if max(low, high or 0) > MAX_LINES:
+        raise LimitExceeded(f"at most {MAX_LINES} counted lines are allowed")
+    document = lower_schema(schema, Whitespace.COMPACT)
+    more = repeat('("\\n" ' + _LINE + ")", low - 1, None if high is None else high - 1)
+    rules = document.text.replace("root ::=", f"{_LINE} ::=", 1)
+    counted = document.counted + (max(low, high or 0) if high != low or low > 1 else 0)
+    return LoweredGrammar(f"root ::= {sequence(_LINE, more)}\n{rules}", counted)

@@ -1,0 +1,53 @@
+"""Why a request is refused or given up, as the error that its client reads."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection
+
+from phloem.srt.errors import InternalError, InvalidConstraint, InvalidRequest, PhloemError
+from phloem.srt.messages import Submit
+from phloem.srt.scheduler.request import Request
+
+
+def check_tokens(tokens: array[int], message: Submit, vocab_size: int) -> None:
+    """Whether all ids are known.
+
+    Raises:
+        InvalidRequest: one is not, or there is no prompt.
+    """
+    if not tokens:
+        raise InvalidRequest("the prompt is empty", param="prompt")
+    for name, ids in (
+        ("prompt", tokens),
+        ("stop_token_ids", message.sampling.stop_token_ids),
+        ("logit_bias", message.sampling.logit_bias),
+    ):
+        bad = next((t for t in _extremes(ids) if not 0 <= t < vocab_size), None)
+        if bad is not None:
+            raise InvalidRequest(
+                f"token id {bad} is outside the vocabulary of {vocab_size}", param=name
+            )
+
+
+def _extremes(ids: Collection[int]) -> tuple[int, ...]:
+    return (min(ids), max(ids)) if ids else ()
+
+
+def too_short(request: Request, minimum: int | None) -> InvalidRequest | None:
+    """The error of a request whose output may not be long enough for its constraint, of which
+    `minimum` tokens complete a text."""
+    if minimum is None or request.max_output >= minimum or request.max_output == 0:
+        return None
+    return InvalidRequest(
+        f"the output may have {request.max_output} tokens; the constraint wants {minimum}",
+        param="max_tokens",
+        code="max_tokens_too_small",
+    )
+
+
+def row_error(reason: str, *, too_dear: bool) -> PhloemError:
+    """What a request ends in whose row gave no token: the server's fault, or its constraint's."""
+    if too_dear:
+        return InvalidConstraint(reason, code="constraint_too_slow")
+    return InternalError(reason)
