@@ -10,7 +10,9 @@ a token) in three layouts. A schema is
 
     exact     all valid instances are taken in every layout, and no invalid one is
     tight     some valid instance is not taken
-    leak      some invalid instance is taken
+    leak      some invalid instance is taken, or written: with `--walks N` each grammar is also
+              walked N times by a model that likes all legal tokens alike, closed within a
+              budget, and what it writes is put to jsonschema-rs, formats included
     refused   it was refused, with a reason
     failed    the compile ran out of time or memory
 """
@@ -22,6 +24,7 @@ import collections
 import json
 import multiprocessing
 import os
+import random
 import resource
 import sys
 import time
@@ -32,12 +35,17 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
+import numpy as np
 from common import write_json
 from coverage_engines import load
 from rich.console import Console
 from rich.table import Table
 
 from phloem.constrained.base import Backend, CompiledGrammar, ConstraintError, MatcherRejected
+from phloem.constrained.bitmask import allowed_tokens, words
+from phloem.constrained.closing import Closing, ClosingGrammar, ClosingVocabulary
+from phloem.constrained.lowering import lower
 from phloem.constrained.spec import JsonSchema
 from phloem.constrained.vocab import Vocabulary
 
@@ -53,6 +61,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "indented": {"indent": 2},
 }
 MEMORY_BYTES = 2 << 30
+WALK_BYTES = 600
+MARKS = frozenset(b'{}[]":,\\-.0123456789eEtfn')
+CLOSING = ClosingVocabulary(BYTES)
 
 
 @dataclass
@@ -79,7 +90,47 @@ def accepts(grammar: CompiledGrammar, text: str) -> bool:
     return matcher.is_complete
 
 
-def judge(row: dict[str, Any], backend: Backend) -> Verdict:
+def walk(grammar: CompiledGrammar, closing: Closing | None, rng: random.Random) -> str | None:
+    """A text of the grammar at random; None if none came to its end."""
+    matcher, row = grammar.matcher(), np.zeros(words(BYTES.size), np.int32)
+    written = bytearray()
+    for left in range(WALK_BYTES, 0, -1):
+        if matcher.is_complete and rng.random() < 0.3:
+            return written.decode()
+        matcher.fill(row)
+        if closing is not None:
+            closing.narrow(row, left)
+        legal = [token for token in allowed_tokens(row, BYTES.size) if token < 256]
+        if not legal:
+            break
+        # Bytes that mean something to JSON come as often as all others together.
+        plain = [token for token in legal if token not in MARKS]
+        marks = [token for token in legal if token in MARKS]
+        token = rng.choice(marks if marks and (not plain or rng.random() < 0.5) else plain)
+        matcher.accept(token)
+        if closing is not None:
+            closing.advance(token)
+        written.append(token)
+    return written.decode() if matcher.is_complete else None
+
+
+def written_wrong(row: dict[str, Any], grammar: CompiledGrammar, walks: int) -> list[str]:
+    """What walks write that the validator refuses, or that does not end."""
+    schema = row["schema"]
+    validator = jsonschema_rs.validator_for(schema, validate_formats=True)
+    closings = ClosingGrammar(lower(JsonSchema(schema=json.dumps(schema))), CLOSING)
+    wrong = []
+    for seed in range(walks):
+        closing = closings.closing() if (closings.minimum or WALK_BYTES) < WALK_BYTES else None
+        text = walk(grammar, closing, random.Random(f"{row['id']} {seed}"))
+        if text is None:
+            wrong += [] if closing is None else ["a walk did not end"]
+        elif not validator.is_valid(json.loads(text)):
+            wrong.append(f"written: {text[:200]}")
+    return wrong
+
+
+def judge(row: dict[str, Any], backend: Backend, walks: int) -> Verdict:
     """Compile one schema and walk its instances."""
     verdict = Verdict(str(row["id"]), row["dataset"], "exact")
     start = time.process_time()
@@ -99,6 +150,8 @@ def judge(row: dict[str, Any], backend: Backend) -> Verdict:
     for value, why in zip(row["invalid"], reasons, strict=True):
         if accepts(grammar, json.dumps(value, ensure_ascii=False)):
             verdict.taken.append(why)
+    if walks:
+        verdict.taken += written_wrong(row, grammar, walks)
     if verdict.taken:
         verdict.outcome = "leak"
     elif verdict.not_taken:
@@ -107,7 +160,7 @@ def judge(row: dict[str, Any], backend: Backend) -> Verdict:
 
 
 def _work(
-    rows: list[dict[str, Any]], engine: str, seconds: int, answers: Connection
+    rows: list[dict[str, Any]], engine: str, seconds: int, walks: int, answers: Connection
 ) -> None:  # pragma: no cover - runs in a child
     soft = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, soft))
@@ -115,17 +168,19 @@ def _work(
     for row in rows:
         spent = int(time.process_time())
         resource.setrlimit(resource.RLIMIT_CPU, (spent + seconds, resource.RLIM_INFINITY))
-        answers.send(judge(row, backend))
+        answers.send(judge(row, backend, walks))
     answers.close()
 
 
-def judge_all(rows: list[dict[str, Any]], engine: str, seconds: int) -> Iterator[Verdict]:
+def judge_all(
+    rows: list[dict[str, Any]], engine: str, seconds: int, walks: int
+) -> Iterator[Verdict]:
     """Verdicts in the order of `rows`. A schema that kills its process is a failed one, and the
     others go on in a new process."""
     context = multiprocessing.get_context("fork")
     while rows:
         receiver, sender = context.Pipe(duplex=False)
-        child = context.Process(target=_work, args=(rows, engine, seconds, sender))
+        child = context.Process(target=_work, args=(rows, engine, seconds, walks, sender))
         child.start()
         sender.close()
         done = 0
@@ -169,6 +224,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--engine", default="routed", help="see `coverage_engines.py`")
     parser.add_argument("--only", help="schemas whose id contains this")
     parser.add_argument("--seconds", type=int, default=10, help="processor time for a schema")
+    parser.add_argument("--walks", type=int, default=0, help="texts written by each grammar")
     parser.add_argument("--list", action="store_true", help="print every schema that is not exact")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args(argv)
@@ -179,7 +235,9 @@ def main(argv: list[str] | None = None) -> int:
     parts = min(os.cpu_count() or 1, len(rows))
     with ThreadPoolExecutor(parts) as pool:
         shares = pool.map(
-            lambda i: list(judge_all(rows[i::parts], arguments.engine, arguments.seconds)),
+            lambda i: list(
+                judge_all(rows[i::parts], arguments.engine, arguments.seconds, arguments.walks)
+            ),
             range(parts),
         )
         verdicts = [v for share in shares for v in share]

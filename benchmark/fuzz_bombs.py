@@ -160,7 +160,7 @@ def _conditions(rng: random.Random) -> Case:
 
 def _recursion(rng: random.Random) -> Case:
     salt = rng.randrange(10**6)
-    name, schema = rng.choice([
+    schemas: list[tuple[str, Schema]] = [
         ("$ref to itself", {"$ref": "#"}),
         ("$ref in a circle", {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
                               "$ref": "#/$defs/a"}),
@@ -172,7 +172,8 @@ def _recursion(rng: random.Random) -> Case:
         ("not itself", {"not": {"$ref": "#"}}),
         ("$ref out of the document", {"$ref": f"http://127.0.0.1:1/{MARK}.json"}),
         ("$ref to nothing", {"$ref": f"#/$defs/{salt}"}),
-    ])  # fmt: skip
+    ]  # fmt: skip
+    name, schema = rng.choice(schemas)
     return _schema(name, schema)
 
 
@@ -181,7 +182,7 @@ def _recursion(rng: random.Random) -> Case:
 
 def _counts(rng: random.Random) -> Case:
     big = rng.choice([3_000, 10**6, 10**9, 10**30])
-    name, schema = rng.choice([
+    schemas: list[tuple[str, Schema]] = [
         ("maxLength", {"type": "string", "maxLength": big}),
         ("minLength", {"type": "string", "minLength": big}),
         ("maxItems", {"type": "array", "items": {"enum": [0, 1]}, "maxItems": big}),
@@ -194,20 +195,22 @@ def _counts(rng: random.Random) -> Case:
         ("multipleOf", {"type": "integer", "multipleOf": big // 7, "maximum": 10**40}),
         ("multipleOf of decimals", {"type": "number", "multipleOf": 1e-9, "maximum": 1e20}),
         ("pattern in a count", {"type": "string", "pattern": f"^([a-f]{{1,{big % 9_999}}}x)+$"}),
-    ])  # fmt: skip
+    ]  # fmt: skip
+    name, schema = rng.choice(schemas)
     return _schema(f"{name} {big}", schema)
 
 
 def _impossible(rng: random.Random) -> Case:
     salt = rng.randrange(10**6)
-    name, schema = rng.choice([
+    schemas: list[tuple[str, Schema]] = [
         ("nothing of a type", {"allOf": [{"type": "string"}, {"type": "integer"}]}),
         ("an empty range", {"type": "integer", "minimum": salt + 1, "maximum": salt}),
         ("an empty length", {"type": "string", "minLength": salt + 1, "maxLength": salt}),
         ("a required false", {"type": "object", "properties": {f"f{salt}": False},
                               "required": [f"f{salt}"]}),
         ("const against pattern", {"const": MARK, "pattern": f"^{salt}$"}),
-    ])  # fmt: skip
+    ]  # fmt: skip
+    name, schema = rng.choice(schemas)
     return _schema(name, schema, beyond=True)
 
 
@@ -267,7 +270,7 @@ def _ebnf(rng: random.Random) -> Case:
         ("left recursion", 'root ::= root "a" | root "b" | "c"', False),
         ("hidden recursion", 'root ::= e root "a" | "b"\ne ::= "" | e e', False),
         ("no end", 'root ::= "a" root', True),
-        ("no such rule", f"root ::= {MARK}s", True),
+        ("no such rule", f"root ::= rule{count}", True),
         (f"{count} rules", chain, count > 2_000),
         ("a long count", f'root ::= ("a" | "b"){{1,{10 ** rng.randrange(2, 9)}}}', False),
         ("a palindrome", 'root ::= "a" root "a" | "b" root "b" | [ab] | ""', False),

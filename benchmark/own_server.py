@@ -36,7 +36,7 @@ def processes(server: Running) -> dict[str, psutil.Process]:
     """The server's processes by role; `frontend` is the one that was started."""
     root = psutil.Process(server.pid)
     found = {"frontend": root}
-    for child in root.children(recursive=True):
+    for child in root.children():
         try:
             arguments = child.cmdline()
         except psutil.Error:

@@ -22,6 +22,10 @@ MAX_FAILURES = 1_024
 MAX_KNOWN = 8_192
 
 
+class Hurried(Exception):
+    """Building was given up because it took so long, and others wait behind it."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Compiled:
     """The outcome of one request to compile: exactly one of `grammar` and `error` is set."""
@@ -48,6 +52,8 @@ class CompilerStatistics:
 class GrammarCompiler:
     """Compiles by `build` in `threads` threads; keeps at most `cache_bytes` of grammars.
 
+    Where `build` raises `Hurried`, `patiently` builds, in a thread apart. `again` builds what was
+    built before and evicted (None: as `build`); whoever asks for it waits.
     `on_done` is called from a compile thread, or from `request` when nothing has to be compiled.
     Failures are remembered for a minute. All methods are thread-safe.
     """
@@ -57,12 +63,16 @@ class GrammarCompiler:
         build: Callable[[Constraint], Grammar],
         on_done: Callable[[Compiled], None],
         *,
+        patiently: Callable[[Constraint], Grammar] | None = None,
+        again: Callable[[Constraint], Grammar] | None = None,
         threads: int = 1,
         timeout_s: float = 5.0,
         cache_bytes: int = 256 << 20,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._build = build
+        self._patiently = patiently or build
+        self._again = again or build
         self._on_done = on_done
         self._timeout_s = timeout_s
         self._cache_bytes = cache_bytes
@@ -75,6 +85,7 @@ class GrammarCompiler:
         self._started: dict[str, float] = {}
         self._counts = {"compiles": 0, "cache_hits": 0, "evictions": 0}
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="grammar-compile")
+        self._slow_pool = ThreadPoolExecutor(1, thread_name_prefix="grammar-compile-slow")
 
     def request(self, key: str, constraint: Constraint) -> None:
         """Have `on_done` called once for this request, sooner or later."""
@@ -88,7 +99,16 @@ class GrammarCompiler:
         if done is not None:
             self._on_done(done)
             return
-        future: Future[None] = self._pool.submit(self._compile, key, constraint)
+        self._submit(self._pool, key, constraint, self._build)
+
+    def _submit(
+        self,
+        pool: ThreadPoolExecutor,
+        key: str,
+        constraint: Constraint,
+        build: Callable[[Constraint], Grammar],
+    ) -> None:
+        future: Future[None] = pool.submit(self._compile, key, constraint, build)
         future.add_done_callback(_raise)
 
     def _known(self, key: str) -> Compiled | None:
@@ -103,14 +123,21 @@ class GrammarCompiler:
             return Compiled(key, None, failure[1], 0.0, cached=True)
         return None
 
-    def _compile(self, key: str, constraint: Constraint) -> None:
+    def _compile(
+        self, key: str, constraint: Constraint, build: Callable[[Constraint], Grammar]
+    ) -> None:
         start = self._clock()
         with self._lock:
             self._started[key] = start
             self._counts["compiles"] += 1
         grammar, error = None, None
         try:
-            grammar = self._build(constraint)
+            grammar = build(constraint)
+        except Hurried:
+            with self._lock:
+                self._started.pop(key, None)
+            self._submit(self._slow_pool, key, constraint, self._patiently)
+            return
         except ConstraintError as refused:
             error = refused
         except MemoryError:
@@ -163,7 +190,7 @@ class GrammarCompiler:
             constraint = self._constraints.get(key)
         if constraint is None:
             return None
-        grammar = self._build(constraint)
+        grammar = self._again(constraint)
         with self._lock:
             self._counts["compiles"] += 1
             self._store(Compiled(key, grammar, None, 0.0, cached=False), constraint)
@@ -205,7 +232,8 @@ class GrammarCompiler:
 
     def close(self) -> None:
         """Take no more requests; what runs is not waited for."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._slow_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _raise(future: Future[None]) -> None:

@@ -5,7 +5,8 @@ that holds the usual values:
 
     date, date-time      years 0001 to 9999; leap seconds at whole and half hours' offsets
     hostname             three labels of 63 characters and four of 14; no `xn--` labels
-    email                local parts of up to four atoms or quoted; hosts as above, or addresses
+    email                local parts of up to four atoms and 40 characters, or quoted ones of 20;
+                         domains of four labels of 24, or addresses
     idn-hostname         labels of up to 10 letters of alphabets written from left to right
     regex                what ECMA-262 and Python both read, groups nested three deep
 
@@ -125,10 +126,11 @@ def _hosts(room: int) -> str:
 
 _HOSTNAME = rf"{_label(_ALNUM, 63)}(?:\.{_label(_ALNUM, 63)}){{0,2}}"
 _HOSTNAME += rf"(?:\.{_label(_ALNUM, 14)}){{0,4}}"
-_LOCAL = _atoms(64)
+_LOCAL = _atoms(40)
+_DOMAIN = rf"{_label(_ALNUM, 24)}(?:\.{_label(_ALNUM, 24)}){{0,3}}"
 _LITERAL = rf"\[(?:{_IPV4}|IPv6:{_IPV6})\]"
-_QUOTED = r'"(?:[ !#-\[\]-~]|\\[!-~]){0,31}"'
-_EMAIL = f"(?:{_LOCAL}|{_QUOTED})@(?:{_HOSTNAME}|{_LITERAL})"
+_QUOTED = r'"(?:[ !#-\[\]-~]|\\[!-~]){0,20}"'
+_EMAIL = f"(?:{_LOCAL}|{_QUOTED})@(?:{_DOMAIN}|{_LITERAL})"
 
 
 def _short_email(longest: int) -> str:
@@ -158,9 +160,9 @@ def _idn_hostname() -> str:
 
 
 def _idn_email() -> str:
-    local = _atoms(64, letters=_ATOM[:-2] + r"\u0080-\u{10ffff}-]")
+    local = _atoms(40, letters=_ATOM[:-2] + r"\u0080-\u{10ffff}-]")
     quoted = r'"(?:[ !#-\[\]-~\u0080-\u{10ffff}]|\\[!-~]){0,31}"'
-    return f"(?:{local}|{quoted})@(?:{_HOSTNAME}|{_idn_hostname()}|{_LITERAL})"
+    return f"(?:{local}|{quoted})@(?:{_DOMAIN}|{_idn_hostname()}|{_LITERAL})"
 
 
 # --------------------------------------------------------------------------- references

@@ -231,6 +231,10 @@ class ObjectWriter:
         """All members from the first on; None when there may be none but the empty object."""
         if high == 0:
             return None
+        # From the last member on, so that no tail waits for all behind it on the stack.
+        for index in range(len(self._members), 0, -1):
+            for count in range(1, min(index, max(self._needed, 1) if high is None else high) + 1):
+                self._tail(index, count, high)
         options: list[str] = []
         for i, one in enumerate(self._members):
             options.append(sequence(one, self._tail(i + 1, 1, high)))

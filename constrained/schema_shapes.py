@@ -39,6 +39,9 @@ from phloem.constrained.shapes import (
 )
 
 MAX_CONJUNCTIONS = 8_000
+MAX_VISITS = 10_000
+"""Times that a subschema is worked out, in whatever surroundings: levels that each name the next
+one twice double it."""
 MAX_UNION = 512
 MAX_SUBTRACTIONS = 2_000
 MAX_PEEKS = 4
@@ -59,6 +62,7 @@ class Analysis:
         self.relations = ShapeRelations(self.peek)
         self._sharing = Sharing(document)
         self._known: dict[Conj, tuple[Shape, ...]] = {}
+        self._visits = 0
         self._expanding: list[Node] = []
         self._outer: list[Node] = []
         self._depth = 0
@@ -156,6 +160,9 @@ class Analysis:
         apart there."""
         if isinstance(node.schema, bool):
             return base if node.schema is not node.negated else ()
+        self._visits += 1
+        if self._visits > MAX_VISITS:
+            raise LimitExceeded(f"subschemas are looked at more than {MAX_VISITS} times in all")
         with self.entering(node):
             if node.negated:
                 positive = node.complement()

@@ -29,7 +29,7 @@ TOKEN_SECONDS = 0.01
 """What a request's matcher may take of processor time in all: so much, and so much more for each
 token of its output. A lazily compiled grammar pays for each state on its first visit; an ambiguous
 one takes longer and longer, and holds up every other row."""
-CALL_SECONDS = 0.25
+CALL_SECONDS = 0.5
 """What it may take at one time, besides reading tokens: every other row waits for it."""
 
 

@@ -71,7 +71,8 @@ class ConstraintOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """What became of a constraint in one finished answer.
 
     `complete`: the answer is a whole text of its constraint, and not the beginning of one that was
-    cut. `valid`: an independent validator was asked, and what it said. `enforcement` is `partial`
+    cut. `valid`: an independent validator was asked, and what it said. `closed_by_budget`: tokens
+    were left out of the choice so that it is whole within `max_tokens`. `enforcement` is `partial`
     only with `strict: false`; the lists are then JSON pointers into the schema: of what the mask
     enforced, of what was left to the validator, and of what nobody checks. With `full`,
     `unsupported` names what JSON Schema takes for an annotation.
@@ -81,6 +82,7 @@ class ConstraintOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     enforcement: Literal["full", "partial"]
     complete: bool
     valid: bool | None = None
+    closed_by_budget: bool = False
     enforced: list[str] | UnsetType = UNSET
     validated: list[str] | UnsetType = UNSET
     unsupported: list[str] | UnsetType = UNSET
@@ -117,6 +119,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int = 0
     queue_seconds: float = 0.0
     forced_tokens: int = 0
+    closed_by_budget: bool = False
     constraint: ConstraintOutcome | None = None
     fields: list[FieldValue] = []
 

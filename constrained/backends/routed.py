@@ -2,7 +2,7 @@
 
 xgrammar computes masks when it compiles: best for grammars whose states are few, and the one that
 knows structural tags. llguidance computes them from the text as it comes: best where something is
-counted (a field of 256 characters has 256 states to compile, or else to meet at 10 ms each), for
+counted (a field of 20 characters has 20 states to compile, at 5 ms each), for
 long lists of choices, and for ambiguous grammars, which it bounds by limits. What llguidance cannot
 run exactly goes to xgrammar.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from phloem.constrained.backends.llguidance import LlguidanceBackend
     from phloem.constrained.backends.xgrammar import XGrammarBackend
 
-MAX_COUNTED = 256
+MAX_COUNTED = 64
 """Weight of counted repetitions up to which xgrammar is better."""
 
 

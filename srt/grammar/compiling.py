@@ -25,6 +25,7 @@ from phloem.constrained.base import (
 )
 from phloem.constrained.bitmask import allowed_tokens, words
 from phloem.constrained.closing import ClosingGrammar, ClosingVocabulary
+from phloem.constrained.compiler import Hurried
 from phloem.constrained.grammar import Grammar
 from phloem.constrained.grammar_text import LoweredGrammar
 from phloem.constrained.lowering import lower
@@ -36,6 +37,8 @@ TRIAL_CHARS = 20_000
 TRIAL_COUNTED = 1_000
 """A lowered grammar that is larger, or counts more, or does not come from a schema, is tried:
 others take some tens of milliseconds to compile, and next to nothing for a mask."""
+TRIAL_SECONDS = CALL_SECONDS / 2
+"""Of processor time that a mask may take on trial, where nobody else is at work."""
 TRIAL_TOKENS = 64
 """Of its shortest text, and half as many of a random one."""
 
@@ -116,10 +119,10 @@ def _follow(matcher: Matcher, vocabulary: ClosingVocabulary, tokens: Sequence[in
         began = time.thread_time()
         matcher.fill(row)
         took = time.thread_time() - began
-        if took > CALL_SECONDS:
+        if took > TRIAL_SECONDS:
             raise LimitExceeded(
                 f"a mask of the constraint takes {took:.2g} s of processor time;"
-                f" at most {CALL_SECONDS:g} s are allowed",
+                f" at most {TRIAL_SECONDS:g} s are allowed",
                 code="constraint_too_slow",
             )
         legal = allowed_tokens(row & ~vocabulary.stops, vocabulary.size)
@@ -130,27 +133,57 @@ def _follow(matcher: Matcher, vocabulary: ClosingVocabulary, tokens: Sequence[in
 
 class Compiling:
     """Compiles for one vocabulary. `lower` takes and gives what `trial` does, wherever that is
-    done; it may raise `OverLimit`. Thread-safe."""
+    done; it may raise `OverLimit`. So does `lower_patiently`, which has more time. Thread-safe."""
 
     def __init__(
-        self, backend: Backend, vocabulary: ClosingVocabulary, lower: Callable[[bytes], bytes]
+        self,
+        backend: Backend,
+        vocabulary: ClosingVocabulary,
+        lower: Callable[[bytes], bytes],
+        lower_patiently: Callable[[bytes], bytes] | None = None,
     ) -> None:
         self._backend = backend
         self._vocabulary = vocabulary
         self._lower = lower
+        self._lower_patiently = lower_patiently
 
     def build(self, constraint: Constraint) -> Grammar:
         """The compiled constraint.
 
         Raises:
             ConstraintError: it is refused, or costs too much to compile.
+            Hurried: it costs more than others should wait for, so `build_patiently` it.
         """
         try:
-            answer = _answer.decode(self._lower(msgspec.msgpack.encode(constraint)))
+            return self._build(self._lower, constraint)
         except OverLimit as error:
-            raise LimitExceeded(
-                "compiling the constraint takes too much time or memory", code="compile_limit"
-            ) from error
+            if self._lower_patiently is None:
+                raise _too_dear() from error
+            raise Hurried from error
+
+    def build_patiently(self, constraint: Constraint) -> Grammar:
+        """The compiled constraint, which is dear.
+
+        Raises:
+            ConstraintError: it is refused, or costs too much to compile.
+        """
+        try:
+            return self._build(self._lower_patiently or self._lower, constraint)
+        except OverLimit as error:
+            raise _too_dear() from error
+
+    def rebuild(self, constraint: Constraint) -> Grammar:
+        """Compile what was compiled before: untried, and without waiting for others."""
+        return _build(self._backend, lower(constraint), self._vocabulary)
+
+    def _build(self, lowering: Callable[[bytes], bytes], constraint: Constraint) -> Grammar:
+        answer = _answer.decode(lowering(msgspec.msgpack.encode(constraint)))
         if isinstance(answer, _Refused):
             raise _KINDS[answer.kind](answer.message, path=answer.path, code=answer.reason)
         return _build(self._backend, answer.grammar, self._vocabulary)
+
+
+def _too_dear() -> LimitExceeded:
+    return LimitExceeded(
+        "compiling the constraint takes too much time or memory", code="compile_limit"
+    )

@@ -70,6 +70,8 @@ BACKEND = "routed"
 OVERDUE_FACTOR = 8.0
 """A compile is overdue after its limit of processor time times this: the sandbox should have ended
 it long before."""
+HURRIED_SECONDS = 1.0
+"""A compile that takes longer goes on in a line of its own: others do not wait behind it."""
 MATCHER_SECONDS = 5.0
 """What a matcher may take at one time before the process is ended for it."""
 
@@ -94,6 +96,8 @@ class GrammarProcess:
         self._compiler = GrammarCompiler(
             compiling.build,
             self._finished,
+            patiently=compiling.build_patiently,
+            again=compiling.rebuild,
             threads=options.compile_threads,
             # The sandbox ends what is tried in it, and so long is waited for that; a compile that
             # goes on behind it is stuck here.
@@ -243,16 +247,17 @@ def main(options: GrammarOptions, startup: dict[str, float]) -> None:
     with _timed(startup, "closing"):
         closings = ClosingVocabulary(vocabulary)
     # Before there are threads and sockets.
-    sandbox = Sandbox(
-        trial(backend, closings),
-        cpu_seconds=math.ceil(options.compile_timeout_s),
-        memory_bytes=options.memory_bytes,
+    tried = trial(backend, closings)
+    cpu_seconds, memory_bytes = math.ceil(options.compile_timeout_s), options.memory_bytes
+    hurried = Sandbox(
+        tried, cpu_seconds=cpu_seconds, memory_bytes=memory_bytes, wait_seconds=HURRIED_SECONDS
     )
+    patient = Sandbox(tried, cpu_seconds=cpu_seconds, memory_bytes=memory_bytes)
     tokenizer: Future[Tokenizer] = Future()
     process = GrammarProcess(
         options,
         vocabulary,
-        Compiling(backend, closings, sandbox.call),
+        Compiling(backend, closings, hurried.call, patient.call),
         encode=lambda text: tokenizer.result().encode_inside(text),
         watchdog=Watchdog(Path(options.run_dir) / "matcher", MATCHER_SECONDS),
     )
@@ -262,7 +267,8 @@ def main(options: GrammarOptions, startup: dict[str, float]) -> None:
     threading.Thread(target=_load_tokenizer, args=(checkpoint, tokenizer), daemon=True).start()
     code = process.run()
     process.close()
-    sandbox.close()
+    hurried.close()
+    patient.close()
     if code == EXIT_OVERDUE:
         # A thread is still compiling: the interpreter would wait for it.
         sys.stderr.flush()

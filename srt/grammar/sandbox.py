@@ -42,12 +42,20 @@ class Sandbox:
     """Runs `handler` elsewhere, one call at a time. Thread-safe.
 
     `cpu_seconds` is whole seconds for each call, `memory_bytes` what a child may add to the address
-    space it begins with. To be made before the process has other threads.
+    space it begins with, `wait_seconds` how long a call is waited for, whatever it does (None: some
+    times `cpu_seconds`). To be made before the process has other threads.
     """
 
-    def __init__(self, handler: Handler, *, cpu_seconds: int, memory_bytes: int) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        cpu_seconds: int,
+        memory_bytes: int,
+        wait_seconds: float | None = None,
+    ) -> None:
         self._lock = threading.Lock()
-        self._wait_s = float(cpu_seconds * WALL_FACTOR)
+        self._wait_s = wait_seconds or float(cpu_seconds * WALL_FACTOR)
         self._child = 0
         self._socket, theirs = socket.socketpair()
         self._nursery = os.fork()
@@ -72,6 +80,7 @@ class Sandbox:
                     if kind == _ANSWER:
                         return data
                     if kind == _DIED:
+                        self._child = 0
                         raise OverLimit
                     self._child = int.from_bytes(data, "little")
             except TimeoutError:
@@ -82,19 +91,27 @@ class Sandbox:
 
     def _kill(self) -> None:
         """End the child, and read up to the news of its death, which is not the next call's."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._child, signal.SIGKILL)
-        self._socket.settimeout(self._wait_s)
-        while _receive(self._socket)[0] != _DIED:
-            continue
+        self._socket.settimeout(None)
+        self._end_child()
+        while True:
+            kind, data = _receive(self._socket)
+            if kind == _DIED:
+                self._child = 0
+                return
+            if kind == _STARTED:  # it had not even come so far
+                self._child = int.from_bytes(data, "little")
+                self._end_child()
+
+    def _end_child(self) -> None:
+        if self._child:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._child, signal.SIGKILL)
 
     def close(self) -> None:
         """End nursery and child. A call that runs raises `OverLimit`."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        if self._child:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._child, signal.SIGKILL)
+        self._end_child()
         os.waitpid(self._nursery, 0)
         self._socket.close()
 
@@ -103,7 +120,7 @@ def limit_resource(which: int, soft: int) -> None:
     """Set this process's soft limit, as far as its hard limit allows."""
     _, hard = resource.getrlimit(which)
     if hard != resource.RLIM_INFINITY:
-        soft = min(soft, hard)
+        soft = hard if soft == resource.RLIM_INFINITY else min(soft, hard)
     resource.setrlimit(which, (soft, hard))
 
 
@@ -154,7 +171,10 @@ def _work(peer: socket.socket, handler: Handler, cpu_seconds: int, memory_bytes:
             _, request = _receive(peer)
             spent = time.process_time()
             limit_resource(resource.RLIMIT_CPU, int(spent) + 1 + cpu_seconds)
-            _send(peer, _ANSWER, handler(request))
+            answer = handler(request)
+            # Half an answer could not be told from the next one.
+            limit_resource(resource.RLIMIT_CPU, resource.RLIM_INFINITY)
+            _send(peer, _ANSWER, answer)
     except ConnectionResetError:
         os._exit(0)
     except BaseException:  # also MemoryError: the nursery tells

@@ -178,7 +178,7 @@ class _Answer:
         self._texts.append(chunk.text)
         ended = chunk.finish is not None and self._is_end(chunk.finish)
         fields = [] if self._fields is None else self._fields.feed(chunk.text, ended)
-        outcome = None if chunk.finish is None else await self._outcome(ended)
+        outcome = None if chunk.finish is None else await self._outcome(chunk, ended)
         if not fields and outcome is None:
             return chunk
         return msgspec.structs.replace(chunk, fields=fields, constraint=outcome)
@@ -191,7 +191,7 @@ class _Answer:
             and finish.matched not in self._request.sampling.stop_token_ids
         )
 
-    async def _outcome(self, ended: bool) -> ConstraintOutcome:
+    async def _outcome(self, chunk: Chunk, ended: bool) -> ConstraintOutcome:
         found, cut = self._plan.found, self._plan.relaxation
         verdict = await self._verdict()
         enforcement: Literal["full", "partial"] = "full" if cut is None else "partial"
@@ -204,6 +204,7 @@ class _Answer:
             enforcement=enforcement,
             complete=ended or verdict.valid is True,
             valid=verdict.valid if ended or verdict.valid else None,
+            closed_by_budget=chunk.closed_by_budget,
         )
         unsupported = annotated(found.constraint)
         if cut is None:

@@ -67,6 +67,7 @@ class AnswerBuilder:
             preemptions=message.preemptions,
             queue_seconds=message.queue_seconds,
             forced_tokens=message.forced_tokens,
+            closed_by_budget=message.closed_by_budget,
         )
 
     def _logprobs(self, entries: list[TokenLogprob]) -> list[Logprob]:

@@ -63,9 +63,7 @@ class MaskInbox:
         self._channel = channel
         self._early: dict[int, list[StepMasks]] = {}
 
-    def wait(
-        self, step_id: int, rows: Set[int], timeout_s: float
-    ) -> Masks:
+    def wait(self, step_id: int, rows: Set[int], timeout_s: float) -> Masks:
         """Block until each of `rows` (mask rows of step `step_id`) is ready or has failed."""
         ready: set[int] = set()
         failed: dict[int, NoMask] = {}

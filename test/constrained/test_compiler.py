@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from phloem.constrained.base import (
     MalformedConstraint,
     Matcher,
 )
-from phloem.constrained.compiler import FAILURE_SECONDS, Compiled, GrammarCompiler
+from phloem.constrained.compiler import FAILURE_SECONDS, Compiled, GrammarCompiler, Hurried
 from phloem.constrained.grammar import Grammar
 from phloem.constrained.spec import Constraint, Regex
 
@@ -72,7 +73,7 @@ def clock() -> list[float]:
 
 @pytest.fixture
 def make(backend: FakeBackend, done: queue.Queue[Compiled], clock: list[float]) -> Make:
-    def make(**options: int) -> GrammarCompiler:
+    def make(**options: Any) -> GrammarCompiler:
         return GrammarCompiler(backend.compile, done.put, clock=lambda: clock[0], **options)
 
     return make
@@ -155,6 +156,42 @@ def test_a_grammar_that_grows_counts_as_it_is_now(make: Make, done: queue.Queue[
     compiler.request("e", Regex(pattern="e"))
     done.get(timeout=30)
     assert compiler.statistics().grammars == 2
+
+
+def test_nobody_waits_behind_what_takes_long(
+    backend: FakeBackend, done: queue.Queue[Compiled]
+) -> None:
+    slow = FakeBackend()
+    slow.let.clear()
+
+    def build(constraint: Constraint) -> Grammar:
+        if constraint == Regex(pattern="long"):
+            raise Hurried
+        return backend.compile(constraint)
+
+    compiler = GrammarCompiler(build, done.put, patiently=slow.compile)
+    compiler.request("long", Regex(pattern="long"))
+    compiler.request("long", Regex(pattern="long"))
+    assert slow.entered.acquire(timeout=30)
+    compiler.request("k", Regex(pattern="a"))
+    assert done.get(timeout=30).key == "k"
+    slow.let.set()
+    assert {done.get(timeout=30).key for _ in range(2)} == {"long"}
+    assert slow.compiled == ["long"]
+    compiler.close()
+
+
+def test_what_was_evicted_is_built_again_in_its_own_way(
+    backend: FakeBackend, done: queue.Queue[Compiled]
+) -> None:
+    again = FakeBackend()
+    compiler = GrammarCompiler(backend.compile, done.put, again=again.compile, cache_bytes=100)
+    for key in "ab":
+        compiler.request(key, Regex(pattern=key))
+        done.get(timeout=30)
+    assert compiler.obtain("a") is not None
+    assert (backend.compiled, again.compiled) == (["a", "b"], ["a"])
+    compiler.close()
 
 
 def test_an_overdue_compile_is_told_once(

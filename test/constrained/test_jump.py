@@ -13,7 +13,7 @@ from phloem.constrained.backends import load_backend
 from phloem.constrained.base import Backend, Matcher
 from phloem.constrained.bitmask import allowed_tokens, words
 from phloem.constrained.jump import Jumper
-from phloem.constrained.spec import Choice, JsonSchema, Regex, Whitespace
+from phloem.constrained.spec import Choice, Constraint, JsonSchema, Regex, Whitespace
 from phloem.constrained.vocab import Vocabulary
 
 PIECES = ['{"', '":', '","', "na", "name", "ame", "age", '":"', '"}', "ab", "abc", "xy", "é€"]
@@ -125,9 +125,11 @@ def test_jumps_allow_what_the_masks_allow(
     """A random walk with jumps is a walk by the masks alone, and reaches the same kind of end."""
     rng = random.Random(seed)
     names = rng.sample(["name", "age", "ab", "xyz", "é€"], rng.randrange(1, 4))
-    constraint = rng.choice([object_of(*names), Choice(choices=tuple(names)), Regex(pattern="ab+")])
+    constraints: list[Constraint] = [object_of(*names), Choice(choices=tuple(names))]
+    constraint = rng.choice([*constraints, Regex(pattern="ab+")])
     grammar = engine.compile(constraint)
-    matcher, history, forced = grammar.matcher(), [], 0
+    matcher, forced = grammar.matcher(), 0
+    history: list[int] = []
     for _ in range(60):
         jump = jumper.exact(matcher) if exact else jumper.canonical(matcher, history)
         forced += len(jump.tokens)

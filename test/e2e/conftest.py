@@ -93,7 +93,7 @@ class Server:
     def children(self) -> dict[str, psutil.Process]:
         """The backend's processes by role."""
         found = {}
-        for child in psutil.Process(self.process.pid).children(recursive=True):
+        for child in psutil.Process(self.process.pid).children():
             command = child.cmdline()
             if "phloem.srt.process" in command:
                 found[command[-1]] = child

@@ -12,11 +12,12 @@ from phloem.constrained.backends import load_backend
 from phloem.constrained.base import Backend, CompiledGrammar, LimitExceeded
 from phloem.constrained.bitmask import allowed_tokens, words
 from phloem.constrained.closing import ClosingVocabulary
+from phloem.constrained.compiler import Hurried
 from phloem.constrained.grammar_text import LoweredGrammar
-from phloem.constrained.service import CALL_SECONDS
 from phloem.constrained.spec import Constraint, Continued, Ebnf, JsonSchema, Regex
 from phloem.constrained.vocab import Vocabulary
-from phloem.srt.grammar.compiling import Compiling, trial
+from phloem.srt.grammar.compiling import TRIAL_SECONDS, Compiling, trial
+from phloem.srt.grammar.sandbox import OverLimit
 
 VOCABULARY = Vocabulary(
     [bytes([b]) for b in range(128)] + [b""], special_ids=frozenset({128}), stop_ids=(128,)
@@ -44,7 +45,7 @@ class SlowAfter:
     def fill(self, row: NDArray[np.int32]) -> None:
         row[:] = -1
         began = time.thread_time()
-        while self._left <= 0 and time.thread_time() - began <= CALL_SECONDS:
+        while self._left <= 0 and time.thread_time() - began <= TRIAL_SECONDS:
             continue
 
     def forced_string(self) -> str:
@@ -114,3 +115,27 @@ def test_what_was_tried_is_what_runs() -> None:
     matcher.fill(row)
     assert allowed_tokens(row, VOCABULARY.size) == [ord("b"), END]
     assert grammar.minimum == 1
+
+
+def over_limit(_request: bytes) -> bytes:
+    raise OverLimit
+
+
+def test_what_takes_long_is_given_up_and_then_done_patiently() -> None:
+    lower = trial(BACKEND, CLOSINGS)
+    compiling = Compiling(BACKEND, CLOSINGS, over_limit, lower)
+    with pytest.raises(Hurried):
+        compiling.build(Regex(pattern="ab"))
+    assert compiling.build_patiently(Regex(pattern="ab")).minimum == 2
+    assert compiling.rebuild(Regex(pattern="ab")).minimum == 2
+
+
+def test_what_is_too_much_for_patience_is_refused() -> None:
+    for compiling in (
+        Compiling(BACKEND, CLOSINGS, over_limit),
+        Compiling(BACKEND, CLOSINGS, over_limit, over_limit),
+    ):
+        with pytest.raises(LimitExceeded, match="too much time or memory"):
+            compiling.build_patiently(Regex(pattern="ab"))
+    with pytest.raises(LimitExceeded, match="too much time or memory"):
+        Compiling(BACKEND, CLOSINGS, over_limit).build(Regex(pattern="ab"))

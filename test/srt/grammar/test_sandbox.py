@@ -69,6 +69,19 @@ def test_a_bomb_costs_its_own_call_alone(bomb: str) -> None:
     """)
 
 
+def test_a_call_is_waited_for_no_longer_than_wanted() -> None:
+    """Also when its child has hardly begun: then the news of its death is not the next call's."""
+    run("""
+        sandbox.close()
+        sandbox = Sandbox(handle, cpu_seconds=60, memory_bytes=1 << 30, wait_seconds=0.01)
+        for _ in range(20):
+            assert refused(b"hang")
+        sandbox._wait_s = 30.0
+        assert sandbox.call(b"abc") == b"cba"
+        sandbox.close()
+    """)
+
+
 def test_calls_of_several_threads_are_kept_apart() -> None:
     run("""
         def work(i):

@@ -31,7 +31,7 @@ from phloem.srt.messages import (
 )
 from phloem.srt.wire import pack
 from phloem.srt.worker import process
-from phloem.srt.worker.masks import MaskInbox
+from phloem.srt.worker.masks import MaskInbox, Masks
 from phloem.srt.worker.process import Worker
 from phloem.srt.worker.runner import StepHidden
 
@@ -311,11 +311,9 @@ class SlowInbox(MaskInbox):
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
-    def wait(
-        self, step_id: int, rows: Set[int], timeout_s: float
-    ) -> tuple[frozenset[int], dict[int, str]]:
+    def wait(self, step_id: int, rows: Set[int], timeout_s: float) -> Masks:
         self._clock.take(4)
-        return frozenset(rows), {}
+        return Masks(frozenset(rows), {}, frozenset())
 
 
 def test_the_time_of_a_step_is_told_by_what_took_it(
