@@ -4,8 +4,9 @@
     python benchmark/structured.py --peers phloem,llama-server,vllm --model MODEL.gguf \\
         --model-folder DIR
 
-Every server gets the same prompts and schemas, closed loop, at each concurrency, greedy. For
-Phloem there is a row for each way: free text of about the objects' length, masks only, and both
+Every server gets the same prompts and schemas, closed loop, at each concurrency, greedy: a system
+prompt with the schema, which all requests for it share, and a short question of each's own. For
+Phloem there is a row for each way: free text of about the objects' length, masks alone, and both
 ways of jumping over what the schema forces. An object counts when it is whole and jsonschema-rs
 finds it valid; a row's ratios are to the masks alone at the same concurrency.
 
@@ -38,8 +39,9 @@ from rich.console import Console
 from rich.table import Table
 
 console = Console(stderr=True)
+_numbers = itertools.count()
 
-FREE_TOKENS = 40
+FREE_TOKENS = 36
 MAX_TOKENS = 200
 PHLOEM_WAYS: dict[str, dict[str, Any]] = {
     "masks": {"jump_forward": "off"},
@@ -142,18 +144,21 @@ class Row:
         return self.tokens / self.seconds
 
 
-def body(schema: dict[str, Any] | None, index: int, extra: dict[str, Any]) -> dict[str, Any]:
-    """A request. `schema` None is for free text."""
-    text = f"Item number {index} of the list: describe it in one short sentence."
-    if schema is not None:
-        text = f"Item number {index} of the list: write its JSON, for {json.dumps(schema)[:160]}"
+def body(
+    schema: dict[str, Any], index: int, extra: dict[str, Any], *, free: bool = False
+) -> dict[str, Any]:
+    """A request; `free` for the same prompt and no schema."""
+    system = f"You write JSON for {json.dumps(schema)}"
     asked: dict[str, Any] = {
         "model": "model",
-        "messages": [{"role": "user", "content": text}],
+        "messages": [
+            {"role": "system", "content": system},
+            {"role": "user", "content": f"Item number {index} of the list."},
+        ],
         "temperature": 0,
-        "max_tokens": MAX_TOKENS if schema is not None else FREE_TOKENS,
+        "max_tokens": FREE_TOKENS if free else MAX_TOKENS,
     }
-    if schema is None:
+    if free:
         return asked | {"ignore_eos": True}
     answer = {"name": "answer", "strict": True, "schema": schema}
     return asked | {"response_format": {"type": "json_schema", "json_schema": answer}} | extra
@@ -178,8 +183,9 @@ async def measure(
     count: int,
 ) -> Row:
     """Closed loop of `concurrency` callers until `count` objects are there."""
-    schemas = None if way == "free text" else KINDS[kind]
-    validators = [jsonschema_rs.validator_for(s, validate_formats=True) for s in schemas or ()]
+    first = next(_numbers) * 1_000  # no two rows have a prompt in common
+    free, schemas = way == "free text", KINDS[kind]
+    validators = [jsonschema_rs.validator_for(s, validate_formats=True) for s in schemas]
     row = Row(
         server=server,
         kind=kind,
@@ -198,10 +204,10 @@ async def measure(
 
     async def caller(http: aiohttp.ClientSession) -> None:
         for index in pending:
-            schema = schemas[index % len(schemas)] if schemas else None
+            schema = schemas[index % len(schemas)]
             began = time.perf_counter()
             try:
-                reply = await ask(http, url, body(schema, index, extra))
+                reply = await ask(http, url, body(schema, first + index, extra, free=free))
             except (RuntimeError, aiohttp.ClientError, TimeoutError) as error:
                 row.errors.append(str(error))
                 continue
@@ -209,13 +215,13 @@ async def measure(
             row.tokens += reply["usage"]["completion_tokens"]
             details = reply["usage"].get("completion_tokens_details") or {}
             row.forced += details.get("forced_tokens") or 0
-            row.valid += schema is None or _is_valid(reply, validators[index % len(validators)])
+            row.valid += free or _is_valid(reply, validators[index % len(validators)])
 
     timeout = aiohttp.ClientTimeout(total=600)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
-        for schema in schemas or ():  # compiled before the clock starts
-            await ask(http, url, body(schema, 10_000, extra))
+        for schema in schemas:  # compiled before the clock starts
+            await ask(http, url, body(schema, first + 999, extra, free=free))
         began = time.perf_counter()
         await asyncio.gather(*(caller(http) for _ in range(concurrency)))
         row.seconds = time.perf_counter() - began
@@ -241,8 +247,6 @@ def measure_server(server: Running, name: str, arguments: argparse.Namespace) ->
         count = max(12, 3 * concurrency)
         for kind in KINDS:
             for way, extra in [("free text", {}), *ways.items()]:
-                if way == "free text" and kind != next(iter(KINDS)):
-                    continue
                 run = measure(server.url, name, kind, way, extra, concurrency, count)
                 row = asyncio.run(run)
                 rows.append(row)
