@@ -11,6 +11,7 @@ that it refuses is an error, never a reply.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -27,7 +28,7 @@ from phloem.constrained.validate import validator_of
 from phloem.srt.errors import InternalError, InvalidConstraint
 from phloem.srt.generation import Chunk, ConstraintOutcome, FieldValue, Finish, GenerateRequest
 from phloem.srt.http.context import Serving
-from phloem.srt.http.fanout import Event, generate
+from phloem.srt.http.fanout import Event, generate, part_rid
 from phloem.srt.http.found_constraint import FoundConstraint
 from phloem.srt.http.relaxations import Relaxation
 from phloem.srt.http.verdict import UNKNOWN, Verdict, annotated, judge
@@ -65,12 +66,14 @@ async def generate_constrained(
     plans = {found: _Plan(serving, found) for found in constraints if found is not None}
     following = [None if found is None else plans[found] for found in constraints]
     async with AsyncExitStack() as stack:
-        while True:
+        for attempts in itertools.count():
             attempt = [
                 request
                 if plan is None
-                else msgspec.structs.replace(request, constraint=plan.constraint)
-                for request, plan in zip(requests, following, strict=True)
+                else msgspec.structs.replace(
+                    request, constraint=plan.constraint, rid=_part(request, rid, i, attempts)
+                )
+                for i, (request, plan) in enumerate(zip(requests, following, strict=True))
             ]
             try:
                 events = await stack.enter_async_context(generate(serving, rid, attempt))
@@ -86,6 +89,14 @@ async def generate_constrained(
             for request, plan in zip(requests, following, strict=True)
         ]
         yield await stack.enter_async_context(aclosing(_followed(events, answers)))
+
+
+def _part(request: GenerateRequest, rid: str, index: int, attempts: int) -> str | None:
+    """The id of one of several sequences in an attempt after the first: of its own, since a
+    refusal of the attempt before may still be on its way."""
+    if attempts == 0:
+        return request.rid
+    return f"{request.rid or part_rid(rid, index, 2)}.{attempts}"
 
 
 async def _followed(

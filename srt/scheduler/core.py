@@ -319,8 +319,9 @@ class Scheduler:
                 self._enqueue(request)
         if was_missing:  # a new process has it now; the step in flight may wait for its masks
             self._send_histories(lambda request: request.grammar_key == message.key)
-            self.grammars.order_jumps_again(message.key)
-            if message.error is not None:
+            if message.error is None:
+                self.grammars.order_jumps_again(message.key)
+            else:
                 for request in self.grammars.owed(message.key):
                     self._jumped(Forced(request.uid, []))  # its next mask will tell
 

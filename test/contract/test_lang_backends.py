@@ -102,7 +102,7 @@ class Model:
                 await asyncio.sleep(3600)
             finally:
                 self.left += 1
-        text = f"{index}:{prompt[-12:]}"
+        text = "{}" if "JSON" in prompt else f"{index}:{prompt[-12:]}"
         for one in stop:
             if one in text:
                 return text[: text.index(one)], "stop", one
@@ -470,8 +470,8 @@ async def test_logprobs(backend: Backend, prompt: str | ChatPrompt, top: int) ->
 
 
 async def test_constraints_arrive(backend: Backend, model: Model) -> None:
-    schema = JsonSchema(schema='{"type": "object", "properties": {"z": {}, "a": {}}}')
-    for prompt in ("p", ChatPrompt((Message("user", "q"),))):
+    schema = JsonSchema(schema='{"properties":{"z":{},"a":{}},"type":"object"}')
+    for prompt in ("JSON", ChatPrompt((Message("user", "JSON"),))):
         for constraint in (Regex(pattern="a+"), schema, None):
             await collect(backend, call(prompt, constraint=constraint))
     assert model.constraints == [Regex(pattern="a+"), schema, None] * 2

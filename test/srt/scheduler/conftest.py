@@ -406,10 +406,12 @@ class Harness:
         assert len(tier._saving) + len(tier._loading) <= blocks
 
     def _check_quota(self, tenant: str, quota: int) -> None:
-        """Running requests may have got a token each since the plan that kept the quota."""
+        """Running requests may have got a token each since the plan that kept the quota, and those
+        that were forced behind it."""
         running = [r for r in self.scheduler.ledger.running.values() if r.tenant == tenant]
         held = sum(len(r.tokens) for r in running)
-        assert len(running) <= 1 or held <= quota + len(running)
+        since = sum(r.remaining if r.decoding else 1 for r in running)
+        assert len(running) <= 1 or held <= quota + since
 
     def expected(self, prompt: list[int], max_tokens: int, eos: bool = True) -> list[int]:
         """The answer computed from scratch, alone."""
