@@ -266,7 +266,11 @@ async def measure_distinct(server: Running, count: int) -> dict[str, Any]:
     numbers = itertools.count()  # no prompt is in the cache
 
     async def first_token(http: aiohttp.ClientSession, schema: dict[str, Any]) -> float:
-        request = body(schema, next(numbers), {}) | {"max_tokens": 64, "stream": True}
+        question = f"Number {next(numbers)}: write a record of anything at all, as JSON."
+        request = body(schema, 0, {}) | {
+            "messages": [{"role": "user", "content": question}],
+            "stream": True,
+        }
         began = time.perf_counter()
         async with http.post(f"{server.url}/v1/chat/completions", json=request) as response:
             response.raise_for_status()
