@@ -34,7 +34,7 @@ from phloem.constrained.spec import Constraint, Continued, Ebnf, Regex
 from phloem.srt.grammar.sandbox import OverLimit
 
 TRIAL_CHARS = 20_000
-TRIAL_COUNTED = 1_000
+TRIAL_COUNTED = 20_000
 """A lowered grammar that is larger, or counts more, or does not come from a schema, is tried:
 others take some tens of milliseconds to compile, and next to nothing for a mask."""
 TRIAL_SECONDS = CALL_SECONDS / 2
