@@ -110,7 +110,7 @@ def test_masks_of_random_patterns(backend: Backend, pattern: str, data: st.DataO
     reference = oracle(pattern)
     for _ in range(6):
         allowed = reference.allowed()
-        assert allowed, "no legal token"
+        # Empty where the vocabulary has no token for the rest of a character.
         assert mask_of(matcher) == allowed, pattern
         steps = sorted(allowed - set(STOPS))
         if not steps:
