@@ -129,7 +129,8 @@ _HOSTNAME += rf"(?:\.{_label(_ALNUM, 14)}){{0,4}}"
 _LOCAL = _atoms(40)
 _DOMAIN = rf"{_label(_ALNUM, 24)}(?:\.{_label(_ALNUM, 24)}){{0,3}}"
 _LITERAL = rf"\[(?:{_IPV4}|IPv6:{_IPV6})\]"
-_QUOTED = r'"(?:[ !#-\[\]-~]|\\[!-~]){0,20}"'
+# Without a bare <: behind a space validators take what is before it for a display name.
+_QUOTED = r'"(?:[ !#-;=-\[\]-~]|\\[!-~]){0,20}"'
 _EMAIL = f"(?:{_LOCAL}|{_QUOTED})@(?:{_DOMAIN}|{_LITERAL})"
 
 
@@ -161,7 +162,7 @@ def _idn_hostname() -> str:
 
 def _idn_email() -> str:
     local = _atoms(40, letters=_ATOM[:-2] + r"\u0080-\u{10ffff}-]")
-    quoted = r'"(?:[ !#-\[\]-~\u0080-\u{10ffff}]|\\[!-~]){0,31}"'
+    quoted = r'"(?:[ !#-;=-\[\]-~\u0080-\u{10ffff}]|\\[!-~]){0,31}"'
     return f"(?:{local}|{quoted})@(?:{_DOMAIN}|{_idn_hostname()}|{_LITERAL})"
 
 
