@@ -12,6 +12,7 @@ from typing import TypeVar
 from phloem.constrained import charset
 from phloem.constrained.alphabet import Alphabet, split
 from phloem.constrained.base import LimitExceeded
+from phloem.constrained.graphs import reaching
 from phloem.constrained.minimise import minimise
 from phloem.constrained.nfa import MAX_NFA_STATES, Nfa
 from phloem.constrained.pattern import Automaton, Node
@@ -105,17 +106,7 @@ def build(
 
 def _trim(rows: list[Row], accepting: set[int]) -> tuple[list[Row], set[int]]:
     """Only the start and states that can accept."""
-    sources: list[list[int]] = [[] for _ in rows]
-    for state, row in enumerate(rows):
-        for _, target in row:
-            sources[target].append(state)
-    live = set(accepting)
-    pending = list(accepting)
-    while pending:
-        for source in sources[pending.pop()]:
-            if source not in live:
-                live.add(source)
-                pending.append(source)
+    live = reaching(((s, target) for s, row in enumerate(rows) for _, target in row), accepting)
     kept = [s for s in range(len(rows)) if s in live or s == 0]
     number = {state: i for i, state in enumerate(kept)}
     return (

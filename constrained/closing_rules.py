@@ -12,6 +12,7 @@ import re
 
 from phloem.constrained.closing_utf8 import RANK, Ranges, Trie, byte_trie, merge, negate
 from phloem.constrained.grammar_text import LoweredGrammar
+from phloem.constrained.graphs import components
 
 NEVER = 1 << 60
 """The length of what has no text at all."""
@@ -180,7 +181,7 @@ def read_grammar(grammar: LoweredGrammar, usable: frozenset[int]) -> list[list[R
     root = rules.get(grammar.root)
     if root is None:
         raise Unreadable("no root")
-    groups = _groups(root)
+    groups = [group[::-1] for group in components([root], Rule.callees)]
     for group in groups:
         _measure(group)
     return groups
@@ -197,38 +198,6 @@ def _measure(group: list[Rule]) -> None:
             return
         if before == [rule.body.least for rule in group]:
             return
-
-
-def _groups(root: Rule) -> list[list[Rule]]:
-    """Strongly connected components, callees first (Tarjan's algorithm, without recursion)."""
-    index: dict[Rule, int] = {root: 0}
-    low: dict[Rule, int] = {root: 0}
-    open_rules = [root]
-    is_open = {root}
-    path = [(root, iter(root.callees()))]
-    groups: list[list[Rule]] = []
-    while path:
-        rule, callees = path[-1]
-        for callee in callees:
-            if callee not in index:
-                index[callee] = low[callee] = len(index)
-                open_rules.append(callee)
-                is_open.add(callee)
-                path.append((callee, iter(callee.callees())))
-                break
-            if callee in is_open:
-                low[rule] = min(low[rule], index[callee])
-        else:
-            path.pop()
-            if path:
-                low[path[-1][0]] = min(low[path[-1][0]], low[rule])
-            if low[rule] == index[rule]:
-                group = [open_rules.pop()]
-                while group[-1] is not rule:
-                    group.append(open_rules.pop())
-                is_open.difference_update(group)
-                groups.append(group)
-    return groups
 
 
 # --------------------------------------------------------------------------- reading

@@ -15,8 +15,9 @@ import urllib.parse
 from collections.abc import Iterator
 from typing import Any, Final
 
-from phloem.constrained.schema_document import join, parse_json
+from phloem.constrained.schema_document import parse_json
 from phloem.constrained.schema_keywords import ASSERTIONS
+from phloem.constrained.schema_node import MANY, MAPS, ONE, join
 
 MAX_LISTED: Final = 256
 
@@ -47,25 +48,6 @@ VALIDATED_FORMATS: Final = frozenset(
 
 _REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
 _LISTED: Final = frozenset([*ASSERTIONS, *_REFERENCES])
-_ONE: Final = frozenset(
-    (
-        "additionalItems",
-        "additionalProperties",
-        "contains",
-        "else",
-        "if",
-        "items",
-        "not",
-        "propertyNames",
-        "then",
-        "unevaluatedItems",
-        "unevaluatedProperties",
-    )
-)
-_MANY: Final = frozenset(("allOf", "anyOf", "oneOf", "prefixItems", "items"))
-_MAPS: Final = frozenset(
-    ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
-)
 _UNEVALUATED: Final = ("unevaluatedItems", "unevaluatedProperties")
 
 # Taking one of these out alone would leave others that mean more without it.
@@ -85,7 +67,7 @@ _TOGETHER: Final = {
 _KEPT: Final = ("$schema", "$id", "id", "$anchor", "$defs", "definitions")
 _STRICT: Final = ("not", "if", "oneOf")
 # All but these tell which members they evaluated, or hold what does.
-_NOT_EVALUATING: Final = _LISTED - _ONE - _MANY - _MAPS - frozenset(_REFERENCES) | {
+_NOT_EVALUATING: Final = _LISTED - {*ONE, *MANY, *MAPS, *_REFERENCES} | {
     "not",
     "oneOf",
     "propertyNames",
@@ -345,9 +327,9 @@ def _ref_alone(schema: Any) -> bool:
 
 def _width(key: str, value: Any) -> int:
     """How many steps lead from a schema over this keyword to a subschema; 0 for none."""
-    if (key in _MANY and isinstance(value, list)) or (key in _MAPS and isinstance(value, dict)):
+    if (key in MANY and isinstance(value, list)) or (key in MAPS and isinstance(value, dict)):
         return 2
-    return 1 if key in _ONE and isinstance(value, dict | bool) else 0
+    return 1 if key in ONE and isinstance(value, dict | bool) else 0
 
 
 def _children(schema: dict[str, Any]) -> Iterator[Steps]:

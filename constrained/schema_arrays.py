@@ -16,6 +16,7 @@ from typing import Any
 
 from phloem.constrained.base import UnsupportedKeyword
 from phloem.constrained.grammar_text import choice, sequence
+from phloem.constrained.graphs import reaching
 from phloem.constrained.json_text import JsonText
 from phloem.constrained.numerals import integer_bounds
 from phloem.constrained.schema_shapes import Analysis
@@ -221,19 +222,13 @@ class ArrayPlan:
 
     def viable(self, possible: Callable[[Conj], bool]) -> set[State]:
         """The states from which the array can end, with elements that are possible."""
-        sources: dict[State, list[State]] = {}
-        for state, steps in self.steps.items():
-            for step in steps:
-                if isinstance(step.element, Value) or possible(step.element):
-                    sources.setdefault(step.target, []).append(state)
-        found = {state for state in self.steps if self.final(state)}
-        pending = list(found)
-        while pending:
-            for source in sources.get(pending.pop(), ()):
-                if source not in found:
-                    found.add(source)
-                    pending.append(source)
-        return found
+        edges = (
+            (state, step.target)
+            for state, steps in self.steps.items()
+            for step in steps
+            if isinstance(step.element, Value) or possible(step.element)
+        )
+        return reaching(edges, (state for state in self.steps if self.final(state)))
 
 
 def _options(some: Some, kind: str, item: Conj) -> list[tuple[Conj, int]]:

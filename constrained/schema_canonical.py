@@ -9,22 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-_SCHEMA = {
-    "additionalItems",
-    "additionalProperties",
-    "contains",
-    "contentSchema",
-    "else",
-    "if",
-    "not",
-    "propertyNames",
-    "then",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-}
-_SCHEMAS = {"allOf", "anyOf", "oneOf", "prefixItems"}
-_ORDERED = {"properties"}
-_MAPS = {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties"}
+from phloem.constrained.schema_node import MANY, MAPS, ONE
 
 
 def canonical_text(schema: Any) -> str:
@@ -39,12 +24,11 @@ def _canonical(schema: Any) -> Any:
 
 
 def _keyword(key: str, value: Any) -> Any:
-    if key in _SCHEMA or (key == "items" and not isinstance(value, list)):
-        return _canonical(value)
-    if (key in _SCHEMAS or key == "items") and isinstance(value, list):
+    if key in MANY and isinstance(value, list):
         return [_canonical(part) for part in value]
-    if key in _ORDERED and isinstance(value, dict):
-        return {name: _canonical(part) for name, part in value.items()}
-    if key in _MAPS and isinstance(value, dict):
-        return {name: _canonical(value[name]) for name in sorted(value)}
+    if key in ONE or key == "contentSchema":
+        return _canonical(value)
+    if key in MAPS and isinstance(value, dict):
+        names = value if key == "properties" else sorted(value)
+        return {name: _canonical(value[name]) for name in names}
     return value

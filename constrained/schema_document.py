@@ -15,7 +15,7 @@ import jsonschema_rs
 
 from phloem.constrained.base import LimitExceeded, MalformedConstraint, UnsupportedKeyword
 from phloem.constrained.schema_annotations import annotations_of
-from phloem.constrained.schema_node import Node, join
+from phloem.constrained.schema_node import MANY, MAPS, ONE, Node, join
 from phloem.constrained.schema_references import References
 
 __all__ = ["Node", "SchemaDocument", "finite", "join", "parse_json"]
@@ -39,30 +39,6 @@ _DIALECTS = {
 }
 _DRAFT_4 = "json-schema.org/draft-04/schema"
 _REF_ALONE = {f"json-schema.org/draft-0{n}/schema" for n in (4, 6, 7)}
-
-# Where the subschemas of a schema are: one, a list of them, or a map of them.
-_ONE = [
-    "additionalItems",
-    "additionalProperties",
-    "contains",
-    "else",
-    "if",
-    "items",
-    "not",
-    "propertyNames",
-    "then",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-]
-_MANY = ["allOf", "anyOf", "oneOf", "prefixItems", "items"]
-_MAPS = [
-    "properties",
-    "patternProperties",
-    "$defs",
-    "definitions",
-    "dependentSchemas",
-    "dependencies",
-]
 
 
 def parse_json(text: str) -> Any:
@@ -250,13 +226,13 @@ def _limit(count: int, limit: int, what: str, path: str = "") -> None:
 
 
 def _children(schema: dict[str, Any]) -> Iterator[tuple[str | int, ...]]:
-    for key in _ONE:
+    for key in ONE:
         if isinstance(schema.get(key), dict):
             yield (key,)
-    for key in _MANY:
+    for key in MANY:
         if isinstance(schema.get(key), list):
             yield from ((key, i) for i in range(len(schema[key])))
-    for key in _MAPS:
+    for key in MAPS:
         if isinstance(schema.get(key), dict):
             yield from ((key, k) for k, v in schema[key].items() if isinstance(v, dict))
 

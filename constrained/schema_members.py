@@ -15,6 +15,7 @@ from phloem.constrained import automaton
 from phloem.constrained.automaton import Automaton
 from phloem.constrained.base import UnsupportedKeyword
 from phloem.constrained.grammar_text import EMPTY, choice, sequence
+from phloem.constrained.graphs import reaching
 from phloem.constrained.json_text import JsonText
 from phloem.constrained.pattern import ANY_TEXT
 from phloem.constrained.schema_objects import Layout, key_language, needed_members
@@ -185,19 +186,13 @@ class MemberPlan:
 
     def viable(self, possible: Callable[[Conj], bool]) -> set[State]:
         """The states from which the object can end, with members that are possible."""
-        sources: dict[State, list[State]] = {}
-        for state, steps in self.steps.items():
-            for step in steps:
-                if step.value is None or possible(step.value):
-                    sources.setdefault(step.target, []).append(state)
-        found = {state for state in self.steps if self.final(state)}
-        pending = list(found)
-        while pending:
-            for source in sources.get(pending.pop(), ()):
-                if source not in found:
-                    found.add(source)
-                    pending.append(source)
-        return found
+        edges = (
+            (state, step.target)
+            for state, steps in self.steps.items()
+            for step in steps
+            if step.value is None or possible(step.value)
+        )
+        return reaching(edges, (state for state in self.steps if self.final(state)))
 
     def name(self, state: State) -> str:
         """The name of the declared member that comes next."""

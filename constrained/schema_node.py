@@ -7,6 +7,30 @@ from typing import Any
 
 Schema = dict[str, Any] | bool
 
+# Keywords below which a schema has subschemas: one, a list of them, or a map of them.
+ONE = (
+    "additionalItems",
+    "additionalProperties",
+    "contains",
+    "else",
+    "if",
+    "items",
+    "not",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
+MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+MAPS = (
+    "properties",
+    "patternProperties",
+    "$defs",
+    "definitions",
+    "dependentSchemas",
+    "dependencies",
+)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Node:

@@ -7,7 +7,8 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from phloem.constrained.schema_document import Node, SchemaDocument
+from phloem.constrained.schema_document import SchemaDocument
+from phloem.constrained.schema_node import MANY, MAPS, ONE, Node
 from phloem.constrained.shapes import (
     Array,
     Clause,
@@ -31,21 +32,6 @@ _ANNOTATIONS = {
     "readOnly",
     "writeOnly",
 }
-_ONE = {
-    "additionalItems",
-    "additionalProperties",
-    "contains",
-    "else",
-    "if",
-    "items",
-    "not",
-    "propertyNames",
-    "then",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-}
-_MANY = {"allOf", "anyOf", "oneOf", "prefixItems", "items"}
-_MAPS = {"properties", "patternProperties", "dependentSchemas", "dependencies"}
 
 MAX_COMPARED = 2_000
 
@@ -83,11 +69,11 @@ def _plain(schema: Any) -> Any:
         return schema
     found: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in _MAPS and isinstance(value, dict):
+        if key in MAPS and isinstance(value, dict):
             found[key] = {k: _plain(v) for k, v in value.items()}
-        elif key in _MANY and isinstance(value, list):
+        elif key in MANY and isinstance(value, list):
             found[key] = [_plain(v) for v in value]
-        elif key in _ONE:
+        elif key in ONE:
             found[key] = _plain(value)
         elif key not in _ANNOTATIONS:
             found[key] = value

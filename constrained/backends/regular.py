@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from phloem.constrained import charset
+from phloem.constrained import charset, graphs
 from phloem.constrained.ebnf_tree import (
     Choice,
     Class,
@@ -258,36 +258,4 @@ def _split(
 
 def components(rules: Rules) -> Iterator[list[str]]:
     """Rules that refer to each other, together; what they refer to comes before them."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    held: set[str] = set()
-    targets = {name: list(dict.fromkeys(references(body))) for name, body in rules.items()}
-    for start in rules:
-        if start in index:
-            continue
-        work = [(start, iter(targets[start]))]
-        index[start] = low[start] = len(index)
-        stack.append(start)
-        held.add(start)
-        while work:
-            name, pending = work[-1]
-            target = next((t for t in pending), None)
-            if target is None:
-                work.pop()
-                if work:
-                    low[work[-1][0]] = min(low[work[-1][0]], low[name])
-                if low[name] == index[name]:
-                    at = len(stack) - 1
-                    while stack[at] != name:
-                        at -= 1
-                    yield stack[at:]
-                    held.difference_update(stack[at:])
-                    del stack[at:]
-            elif target not in index:
-                index[target] = low[target] = len(index)
-                stack.append(target)
-                held.add(target)
-                work.append((target, iter(targets[target])))
-            elif target in held:
-                low[name] = min(low[name], index[target])
+    return graphs.components(rules, lambda name: references(rules[name]))
