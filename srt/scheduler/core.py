@@ -350,8 +350,10 @@ class Scheduler:
     def _force(self, request: Request, tokens: list[int]) -> Ending | None:
         before = request.forced_tokens
         ending = append_forced(request, tokens)
-        self.counters.forced_tokens_total += request.forced_tokens - before
-        self.counters.generated_tokens_total += request.forced_tokens - before
+        forced = request.forced_tokens - before
+        request.grammar_tokens += forced  # its matcher has accepted them
+        self.counters.forced_tokens_total += forced
+        self.counters.generated_tokens_total += forced
         return ending
 
     def _replay(self, message: GrammarReplay) -> None:

@@ -66,10 +66,7 @@ class LabelChain:
 
     def label(self, token: int) -> int:
         """The label of `token` (not negative) if it is what comes next."""
-        self._last = after = self._hash.copy()
-        after.update(token.to_bytes(4, "little"))
-        low = self._maker.first_label
-        return low + int.from_bytes(after.digest(), "little") % (LABELS - low)
+        return self.ahead([token])[0]
 
     def append(self, written: int) -> None:
         """The token asked about last has come; `written` is what stands for it."""
@@ -77,12 +74,12 @@ class LabelChain:
         self.labels.append(written)
 
     def ahead(self, tokens: Iterable[int]) -> list[int]:
-        """The labels of `tokens` if they are what comes next."""
+        """The labels of `tokens` (not negative) if they are what comes next."""
         low, span = self._maker.first_label, LABELS - self._maker.first_label
-        after, found = self._hash.copy(), []
+        self._last, found = self._hash.copy(), []
         for token in tokens:
-            after.update(token.to_bytes(4, "little"))
-            found.append(low + int.from_bytes(after.digest(), "little") % span)
+            self._last.update(token.to_bytes(4, "little"))
+            found.append(low + int.from_bytes(self._last.digest(), "little") % span)
         return found
 
 
