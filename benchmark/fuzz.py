@@ -36,7 +36,7 @@ from fuzz_bombs import Case
 from fuzz_hostile import PATIENCE_S, Attack, Target, attack
 from fuzz_judge import fault_of
 from itl import gaps
-from own_server import own_server
+from own_server import own_server, processes
 from peers import PeerFailed, Running
 from rich.console import Console
 from soak import stats
@@ -125,14 +125,9 @@ class Neighbour:
 def processes_by_role(server: Running) -> dict[str, list[psutil.Process]]:
     """The server's processes; forks of the grammar process, in which constraints are tried, are
     `SANDBOX`."""
-    root = psutil.Process(server.pid)
-    found = {"frontend": [root]}
-    for child in root.children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            arguments, parent = child.cmdline(), child.ppid()
-            if "phloem.srt.process" in arguments:
-                role = arguments[-1] if parent == root.pid else SANDBOX
-                found.setdefault(role, []).append(child)
+    found = {role: [process] for role, process in processes(server).items()}
+    with contextlib.suppress(KeyError, psutil.Error):
+        found[SANDBOX] = found["grammar"][0].children(recursive=True)
     return found
 
 

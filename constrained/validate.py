@@ -35,22 +35,23 @@ class Violation(ValueError):
     """The text does not satisfy the constraint; the message says where, without echoing values."""
 
 
-def validate(constraint: Constraint, text: str) -> None:
-    """Check a finished text.
+def validate(constraint: Constraint, text: str, parse: Callable[[str], Any] | None = None) -> None:
+    """Check a finished text. `parse` reads JSON (None: strictly).
 
     Raises:
-        Violation: it does not satisfy the constraint.
+        Violation: it does not satisfy the constraint. And what `parse` raises.
         NotImplementedError: `Ebnf` and `StructuralTag` have no independent validator.
         MalformedConstraint: the constraint itself is broken.
     """
+    parse = parse or _parse
     match constraint:
         case JsonSchema(schema=schema):
-            validator_of(schema).check(_parse(text))
+            validator_of(schema).check(parse(text))
         case JsonObject():
-            if not isinstance(_parse(text), dict):
+            if not isinstance(parse(text), dict):
                 raise Violation("the text is JSON but not an object")
         case JsonLines():
-            check_lines(constraint, text, _parse)
+            _check_lines(constraint, text, parse)
         case Regex(pattern=pattern):
             if not pattern_automaton(parse_regex(pattern)).accepts(text):
                 raise Violation("the text does not match the regular expression")
@@ -58,15 +59,14 @@ def validate(constraint: Constraint, text: str) -> None:
             if text not in choices:
                 raise Violation("the text is none of the choices")
         case Continued(constraint=inner, prefix=prefix):
-            validate(inner, prefix + text)
+            validate(inner, prefix + text, parse)
         case Ebnf() | StructuralTag():
             raise NotImplementedError(
                 f"{type(constraint).__name__} has no validator but the engine that enforces it"
             )
 
 
-def check_lines(lines: JsonLines, text: str, parse: Callable[[str], Any]) -> None:
-    """Check JSON lines; `parse` reads one. Raises `Violation`, and what `parse` raises."""
+def _check_lines(lines: JsonLines, text: str, parse: Callable[[str], Any]) -> None:
     documents = text.split("\n")
     if len(documents) < lines.min_lines:
         raise Violation(f"there are {len(documents)} lines; at least {lines.min_lines} are wanted")

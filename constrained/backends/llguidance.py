@@ -199,7 +199,7 @@ class _Table:
         self.eos_token_id = vocabulary.stop_ids[0]
 
     def __call__(self, text: bytes) -> list[int]:
-        raise NotImplementedError("text is split into tokens elsewhere")
+        raise AssertionError("llguidance is never asked to split a text")
 
 
 class LlguidanceBackend:

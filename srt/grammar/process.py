@@ -19,10 +19,7 @@ import queue
 import resource
 import sys
 import threading
-import time
-from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,6 +57,7 @@ from phloem.srt.messages import (
     StopGrammar,
     ToGrammar,
 )
+from phloem.srt.timing import timed
 
 if TYPE_CHECKING:
     from phloem.srt.checkpoint.base import Checkpoint
@@ -67,9 +65,6 @@ if TYPE_CHECKING:
 
 EXIT_OVERDUE = 3
 BACKEND = "routed"
-OVERDUE_FACTOR = 8.0
-"""A compile is overdue after its limit of processor time times this: the sandbox should have ended
-it long before."""
 HURRIED_SECONDS = 1.0
 """A compile that takes longer goes on in a line of its own: others do not wait behind it."""
 MATCHER_SECONDS = 5.0
@@ -205,13 +200,6 @@ class GrammarProcess:
         self._scheduler.send(GrammarCompiled(done.key, error, done.seconds, done.cached, minimum))
 
 
-@contextmanager
-def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
-    start = time.perf_counter()
-    yield
-    seconds[phase] = time.perf_counter() - start
-
-
 def limit_memory(extra_bytes: int) -> None:
     """Let this process grow by `extra_bytes` of address space from here; beyond it allocations
     fail, which a compile reports as its own error."""
@@ -237,14 +225,14 @@ def main(options: GrammarOptions, startup: dict[str, float]) -> None:
     # A pause of the interpreter's is a pause of every stream: while something compiles in a thread,
     # the loop gets its turn a hundred times sooner than by default.
     sys.setswitchinterval(5e-5)
-    with _timed(startup, "vocabulary"):
+    with timed(startup, "vocabulary"):
         checkpoint = open_checkpoint(options.checkpoint)
         vocabulary = checkpoint.vocabulary()
         if vocabulary.size != options.vocab_size:
             vocabulary = replace(vocabulary, size=options.vocab_size)
-    with _timed(startup, "engine"):
+    with timed(startup, "engine"):
         backend = load_backend(BACKEND, vocabulary)
-    with _timed(startup, "closing"):
+    with timed(startup, "closing"):
         closings = ClosingVocabulary(vocabulary)
     # Before there are threads and sockets.
     tried = trial(backend, closings)

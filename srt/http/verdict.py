@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 from phloem.constrained.base import ConstraintError
 from phloem.constrained.relax import MAX_LISTED
 from phloem.constrained.spec import Choice, JsonLines, JsonObject, JsonSchema, Plain
-from phloem.constrained.validate import Violation, check_lines, validator_of
+from phloem.constrained.validate import Violation, validate, validator_of
 
 
 @dataclass(frozen=True)
@@ -28,20 +28,10 @@ def judge(constraint: Plain, text: str) -> Verdict:
 
     JSON is read as most parsers read it: of a repeated key the last counts.
     """
+    if not isinstance(constraint, JsonSchema | JsonLines | JsonObject | Choice):
+        return UNKNOWN
     try:
-        match constraint:
-            case JsonSchema(schema=schema):
-                validator_of(schema).check(_parse(text))
-            case JsonLines():
-                check_lines(constraint, text, _parse)
-            case JsonObject():
-                if not isinstance(_parse(text), dict):
-                    return Verdict(False, "the text is JSON but not an object")
-            case Choice(choices=choices):
-                if text not in choices:
-                    return Verdict(False, "the text is none of the choices")
-            case _:
-                return UNKNOWN
+        validate(constraint, text, _parse)
     except Violation as violation:
         return Verdict(False, str(violation))
     except (ConstraintError, ValueError, RecursionError, OverflowError):

@@ -11,9 +11,7 @@ for the rows that got no token if their KV stands. The worker lives on.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Never, Protocol
 
@@ -40,6 +38,7 @@ from phloem.srt.models.base import Model
 from phloem.srt.models.loading import load
 from phloem.srt.tier.fingerprint import FileState, compute_facts, look_at
 from phloem.srt.tier.options import TierOptions
+from phloem.srt.timing import timed
 from phloem.srt.worker.masks import MaskInbox
 from phloem.srt.worker.options import WorkerProcessOptions
 from phloem.srt.worker.runner import ModelRunner, StepHidden
@@ -109,7 +108,7 @@ class Worker:
         """Compute and sample one step; never raises."""
         seconds: dict[str, float] = {}
         try:
-            with _timed(seconds, "forward"):
+            with timed(seconds, "forward"):
                 hidden = self._runner.forward(plan)
         except Exception as error:
             log.exception("step %d: the forward pass failed", plan.step_id)
@@ -143,13 +142,13 @@ class Worker:
         """From hidden states to tokens; results go to `draws`, by index in the plan, times to
         `seconds`. What is raised leaves the KV valid, so it is an error of the rows that have
         nothing in `draws`, not of the step."""
-        with _timed(seconds, "sample"):
+        with timed(seconds, "sample"):
             self._follow(plan, draws)
-        with _timed(seconds, "mask_wait"):
+        with timed(seconds, "mask_wait"):
             masks, closing = self._wait_for_masks(plan, hidden.rows, draws)
-        with _timed(seconds, "forward"):
+        with timed(seconds, "forward"):
             logits = self._runner.logits(hidden, self._narrowing(plan, masks, draws))
-        with _timed(seconds, "sample"):
+        with timed(seconds, "sample"):
             self._draw(plan, hidden.rows, logits, masks, draws)
         for i in closing:
             draws[i] = draws[i]._replace(closing=True)
@@ -257,16 +256,6 @@ def _start_tier(
     return tier
 
 
-@contextmanager
-def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
-    """Add what the block takes to `seconds[phase]`, also if it raises."""
-    began = time.perf_counter()
-    try:
-        yield
-    finally:
-        seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - began
-
-
 def main(options: WorkerProcessOptions, startup: dict[str, float]) -> None:
     """Load the model, say `WorkerReady`, then serve until told to stop.
 
@@ -274,10 +263,10 @@ def main(options: WorkerProcessOptions, startup: dict[str, float]) -> None:
     checkpoint, the options or the memory make impossible.
     """
     files = _computing_files(options) if options.tier is not None else []
-    with _timed(startup, "open"):
+    with timed(startup, "open"):
         checkpoint = open_checkpoint(options.checkpoint)
     config = checkpoint.config
-    with _timed(startup, "load_model"):
+    with timed(startup, "load_model"):
         model = load(
             checkpoint,
             options.compute,
@@ -295,7 +284,7 @@ def main(options: WorkerProcessOptions, startup: dict[str, float]) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     tier = None
     if options.tier is not None:
-        with _timed(startup, "tier"):
+        with timed(startup, "tier"):
             tier = _start_tier(options, options.tier, context, model, files)
     grammar: Channel[Never, StepMasks] = Channel(
         context, f"ipc://{run_dir}/masks.sock", StepMasks, kind=zmq.PULL, bind=True

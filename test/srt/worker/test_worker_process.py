@@ -14,6 +14,7 @@ import zmq
 from numpy.typing import NDArray
 
 from phloem.constrained.bitmask import MaskBuffer, pack_mask, unpack_mask
+from phloem.srt import timing
 from phloem.srt.ipc import Channel, make_run_dir
 from phloem.srt.messages import (
     FromWorker,
@@ -30,7 +31,6 @@ from phloem.srt.messages import (
     WorkerReady,
 )
 from phloem.srt.wire import pack
-from phloem.srt.worker import process
 from phloem.srt.worker.masks import MaskInbox, Masks
 from phloem.srt.worker.process import Worker
 from phloem.srt.worker.runner import StepHidden
@@ -320,7 +320,7 @@ def test_the_time_of_a_step_is_told_by_what_took_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(process, "time", clock)
+    monkeypatch.setattr(timing, "time", clock)
     runner = ScriptedRunner(
         before_forward=lambda plan: clock.take(1), before_logits=lambda step: clock.take(2)
     )
