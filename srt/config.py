@@ -51,6 +51,9 @@ class ServerOptions:
     """TOML file of tenants: their keys, shares, quotas and scopes, as docs/http-api.md has it."""
     max_body_bytes: int = 4 << 20
     """A larger request body is refused with 413."""
+    data_dir: str | None = None
+    """Folder of what clients store (responses, files, batches); by default `data` in the folder
+    that models are kept in."""
     drain_seconds: float = 30.0
     """After SIGTERM, how long running requests may still take."""
 

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from phloem.srt.engine import Engine
 from phloem.srt.errors import InvalidRequest
 from phloem.srt.generation import ModelCard
 from phloem.srt.hub import SILENT, Progress
+from phloem.srt.hub.store import Store
 from phloem.srt.resolve import Resolved
 
 if TYPE_CHECKING:
@@ -73,7 +75,8 @@ async def _serve(
         stopping.cancel()
         listener.close()
         raise
-    runner = app.make_runner(app.create_app(engine, config.server))
+    web_app = app.create_app(engine, config.server, data_dir=_data_dir(config.server))
+    runner = app.make_runner(web_app)
     await runner.setup()
     site = app.listen_on(runner, listener)
     await site.start()
@@ -137,3 +140,9 @@ def _bind(options: ServerOptions) -> socket.socket:
             param="server.host",
         ) from None
     return listener
+
+
+def _data_dir(options: ServerOptions) -> Path:
+    if options.data_dir is None:
+        return Store.default().root / "data"
+    return Path(options.data_dir).expanduser().absolute()

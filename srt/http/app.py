@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import Final
 
 from aiohttp import web
@@ -25,10 +26,15 @@ SHUTDOWN_SECONDS: Final = 5.0
 
 
 def create_app(
-    engine: EngineClient, options: ServerOptions, *, keepalive_s: float = KEEPALIVE_SECONDS
+    engine: EngineClient,
+    options: ServerOptions,
+    *,
+    keepalive_s: float = KEEPALIVE_SECONDS,
+    data_dir: Path | None = None,
 ) -> web.Application:
     """The application over `engine`. It reads `engine.card` per request, so the engine may still
-    be starting. `keepalive_s` is the silence after which a stream gets a comment. Raises
+    be starting. `keepalive_s` is the silence after which a stream gets a comment; what clients
+    store is kept in `data_dir`, which need not exist, or without one in memory. Raises
     `InvalidRequest` for a file of tenants that cannot be used.
     """
     tenants = {} if options.tenants is None else load_tenants(options.tenants)
@@ -48,6 +54,7 @@ def create_app(
         keyring=keyring,
         metrics=ServerMetrics(lambda: engine.stats, engine.health),
         keepalive_s=keepalive_s,
+        data_dir=data_dir,
     )
     add_routes(app, _routes())
     return app
@@ -73,6 +80,15 @@ def listen_on(runner: web.AppRunner, listener: socket.socket) -> web.SockSite:
 
 
 def _routes() -> dict[Access, list[web.RouteDef]]:
+    """Every route there is, under what it asks for."""
+    routes: dict[Access, list[web.RouteDef]] = {access: [] for access in Access}
+    for table in (_own_routes(),):
+        for access, definitions in table.items():
+            routes[access] += definitions
+    return routes
+
+
+def _own_routes() -> dict[Access, list[web.RouteDef]]:
     return {
         Access.OPEN: [
             web.get("/health", ops.health),

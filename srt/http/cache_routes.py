@@ -39,10 +39,11 @@ from phloem.srt.http.cache_protocol import (
 from phloem.srt.http.context import Serving, serving
 from phloem.srt.http.explain import explain_reply
 from phloem.srt.http.fanout import generate
-from phloem.srt.http.openai_routes import json_response
+from phloem.srt.http.framing import named
 from phloem.srt.http.ops import FlushReply
 from phloem.srt.http.prompts import read_prompt, read_warm_prompts
-from phloem.srt.http.sse import EventStream
+from phloem.srt.http.responding import json_response
+from phloem.srt.http.stream import EventStream
 from phloem.srt.kv_events import KvEvents
 from phloem.srt.messages import Flush, Flushed, SamplingParams
 from phloem.srt.questions import (
@@ -255,7 +256,7 @@ async def _send(stream: EventStream, message: KvEvents) -> None:
     """A whole tree is a long message: others get their turn while it is written."""
     for start in range(0, len(message.events), _EVENTS_A_WRITE):
         some = message.events[start : start + _EVENTS_A_WRITE]
-        await stream.send_named([_public(message.sequence, event) for event in some])
+        await stream.write(b"".join(named(*_public(message.sequence, event)) for event in some))
         await asyncio.sleep(0)
 
 

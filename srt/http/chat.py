@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 
 from msgspec import UNSET, UnsetType
 
-from phloem.srt.generation import Chunk, ConstraintOutcome, FieldValue, Finish, Logprob
+from phloem.srt.generation import Chunk, ConstraintOutcome, FieldValue
+from phloem.srt.http.choice import Choice
 from phloem.srt.http.logprobs import chat_logprobs
 from phloem.srt.http.replies import (
     AnswerMessage,
@@ -30,54 +31,13 @@ from phloem.srt.http.replies import (
     outcome_of_all,
     valid_or_unset,
 )
-from phloem.srt.http.tool_parser import AnswerParser, Piece, ToolArguments, ToolStart
+from phloem.srt.http.tool_parser import (
+    AnswerParser,
+    Piece,
+    Reasoning,
+    ToolArguments,
+)
 from phloem.srt.http.usage import UsageCounter
-
-
-class _Choice:
-    """One choice as it grows."""
-
-    def __init__(self, index: int, parser: AnswerParser) -> None:
-        self.index = index
-        self.parser = parser
-        self.content: list[str] = []
-        self.calls: list[tuple[ToolStart, list[str]]] = []
-        self.logprobs: list[Logprob] | None = None
-        self.finish: Finish | None = None
-        self.constraint: ConstraintOutcome | None = None
-
-    def add(self, chunk: Chunk) -> list[Piece]:
-        """Take the chunk in; the pieces that are certain with it."""
-        pieces = self.parser.feed(chunk.text)
-        if chunk.finish is not None:
-            pieces += self.parser.finish()
-            self.finish = chunk.finish
-            self.constraint = chunk.constraint
-        for piece in pieces:
-            if isinstance(piece, str):
-                self.content.append(piece)
-            elif isinstance(piece, ToolStart):
-                self.calls.append((piece, []))
-            else:
-                self.calls[piece.index][1].append(piece.text)
-        if chunk.logprobs is not None:
-            self.logprobs = (self.logprobs or []) + chunk.logprobs
-        return pieces
-
-    def whole(self) -> ChatChoice:
-        finish = _ended(self.finish)
-        content = "".join(self.content)
-        return ChatChoice(
-            index=self.index,
-            message=AnswerMessage(
-                content=content if content or not self.calls else None,
-                tool_calls=[_tool_call(*call) for call in self.calls] or UNSET,
-            ),
-            logprobs=chat_logprobs(self.logprobs),
-            finish_reason=finish_name(finish, called_tools=bool(self.calls)),
-            matched_stop=matched_stop(finish),
-            constraint_valid=valid_or_unset(self.constraint),
-        )
 
 
 class ChatAnswer:
@@ -89,12 +49,14 @@ class ChatAnswer:
         n: int,
         parser: Callable[[], AnswerParser],
         *,
+        include_usage: bool = False,
         continuous_usage: bool = False,
     ) -> None:
         self._head = head
-        self._choices = [_Choice(i, parser()) for i in range(n)]
+        self._choices = [Choice(i, parser()) for i in range(n)]
         self._greeted: set[int] = set()
         self._usage = UsageCounter(n)
+        self._include_usage = include_usage
         self._continuous_usage = continuous_usage
 
     def add(self, index: int, chunk: Chunk) -> None:
@@ -107,7 +69,7 @@ class ChatAnswer:
             id=self._head.id,
             created=self._head.created,
             model=self._head.model,
-            choices=[choice.whole() for choice in self._choices],
+            choices=[_whole(choice) for choice in self._choices],
             usage=self._usage.usage(),
             constraint=outcome_of_all([choice.constraint for choice in self._choices]),
         )
@@ -128,7 +90,7 @@ class ChatAnswer:
             yield self._frame(index, delta, logprobs=logprobs, fields=fields)
             logprobs, fields = None, UNSET
         if chunk.finish is not None:
-            reason = finish_name(chunk.finish, called_tools=bool(choice.calls))
+            reason = finish_name(chunk.finish, called_tools=choice.called)
             yield self._frame(
                 index,
                 Delta(),
@@ -137,14 +99,15 @@ class ChatAnswer:
                 constraint=chunk.constraint,
             )
 
-    def usage_frame(self) -> ChatChunk:
-        return ChatChunk(
-            id=self._head.id,
-            created=self._head.created,
-            model=self._head.model,
-            choices=[],
-            usage=self._usage.usage(),
-        )
+    def closing(self) -> Iterator[ChatChunk]:
+        if self._include_usage:
+            yield ChatChunk(
+                id=self._head.id,
+                created=self._head.created,
+                model=self._head.model,
+                choices=[],
+                usage=self._usage.usage(),
+            )
 
     def _frame(
         self,
@@ -180,6 +143,8 @@ class ChatAnswer:
 def _delta(piece: Piece) -> Delta:
     if isinstance(piece, str):
         return Delta(content=piece)
+    if isinstance(piece, Reasoning):
+        return Delta(reasoning_content=piece.text)
     if isinstance(piece, ToolArguments):
         function = FunctionDelta(arguments=piece.text)
         return Delta(tool_calls=[ToolCallDelta(index=piece.index, function=function)])
@@ -188,11 +153,22 @@ def _delta(piece: Piece) -> Delta:
     return Delta(tool_calls=[call])
 
 
-def _tool_call(start: ToolStart, arguments: list[str]) -> ToolCall:
-    return ToolCall(id=start.id, function=FunctionCall(start.name, "".join(arguments)))
-
-
-def _ended(finish: Finish | None) -> Finish:
-    """Streams end in a finish: `fanout` checks it."""
-    assert finish is not None
-    return finish
+def _whole(choice: Choice) -> ChatChoice:
+    finish = choice.ended()
+    content = choice.content
+    calls = [
+        ToolCall(id=start.id, function=FunctionCall(start.name, arguments))
+        for start, arguments in choice.calls
+    ]
+    return ChatChoice(
+        index=choice.index,
+        message=AnswerMessage(
+            content=content if content or not calls else None,
+            reasoning_content=choice.reasoning or UNSET,
+            tool_calls=calls or UNSET,
+        ),
+        logprobs=chat_logprobs(choice.logprobs),
+        finish_reason=finish_name(finish, called_tools=choice.called),
+        matched_stop=matched_stop(finish),
+        constraint_valid=valid_or_unset(choice.constraint),
+    )

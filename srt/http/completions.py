@@ -164,6 +164,7 @@ class CompletionAnswer:
         n: int,
         *,
         logprobs: int | None,
+        include_usage: bool = False,
         continuous_usage: bool = False,
     ) -> None:
         self._head = head
@@ -173,6 +174,7 @@ class CompletionAnswer:
             for i in range(n)
         ]
         self._usage = UsageCounter(n)
+        self._include_usage = include_usage
         self._continuous_usage = continuous_usage
 
     def add(self, index: int, chunk: Chunk) -> None:
@@ -193,8 +195,9 @@ class CompletionAnswer:
             usage = self._usage.usage() if self._continuous_usage else UNSET
             yield self._completion([part], usage, outcome_of_all([chunk.constraint]))
 
-    def usage_frame(self) -> Completion:
-        return self._completion([], self._usage.usage())
+    def closing(self) -> Iterator[Completion]:
+        if self._include_usage:
+            yield self._completion([], self._usage.usage())
 
     def _completion(
         self,

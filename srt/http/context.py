@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, TypeVar
 
 from aiohttp import web
@@ -67,6 +67,7 @@ class Serving:
     keyring: Keyring
     metrics: ServerMetrics
     keepalive_s: float
+    data_dir: Path | None = None
     in_flight: InFlight = field(default_factory=InFlight)
     relaxations: Relaxations = field(default_factory=Relaxations)
 
@@ -80,8 +81,6 @@ class Serving:
 
 
 SERVING: Final = web.AppKey("serving", Serving)
-REQUEST_ID: ContextVar[str] = ContextVar("request_id")
-"""The id that the current request's response carries; routes that generate set their own."""
 
 
 def serving(request: web.Request) -> Serving:

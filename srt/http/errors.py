@@ -1,6 +1,8 @@
-"""From exceptions to the OpenAI error envelope: the one place that decides what a client reads.
+"""From exceptions to what a client reads: the one table of the shapes that protocols have.
 
-    {"error": {"message": …, "type": …, "param": … | null, "code": … | null}}
+    OpenAI     {"error": {"message": …, "type": …, "param": … | null, "code": … | null}}
+    Anthropic  {"type": "error", "error": {"type": …, "message": …}, "request_id": …}
+    Ollama     {"error": "…"}
 
 `PhloemError` carries status, type and code itself; what aiohttp raises (unknown route, body too
 large) is translated; anything else is a fault of ours, logged and answered with a plain 500.
@@ -9,10 +11,14 @@ large) is translated; anything else is a fault of ours, logged and answered with
 from __future__ import annotations
 
 import math
+from contextvars import ContextVar
+from enum import Enum, auto
 from http import HTTPStatus
+from typing import Final
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET, UnsetType
 
 from phloem.srt.errors import (
     Conflict,
@@ -30,6 +36,9 @@ from phloem.srt.errors import (
 
 DEFAULT_RETRY_AFTER_S = 1.0
 
+REQUEST_ID: Final[ContextVar[str]] = ContextVar("request_id")
+"""The id that the current request's response carries; routes that generate set their own."""
+
 _DEFAULT_CODES: dict[type[PhloemError], str] = {
     Unauthorized: "invalid_api_key",
     Forbidden: "forbidden",
@@ -43,6 +52,12 @@ _DEFAULT_CODES: dict[type[PhloemError], str] = {
 }
 
 
+class ErrorShape(Enum):
+    OPENAI = auto()
+    ANTHROPIC = auto()
+    OLLAMA = auto()
+
+
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     type: str
@@ -54,22 +69,76 @@ class ErrorEnvelope(msgspec.Struct, frozen=True):
     error: ErrorBody
 
 
+class AnthropicErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """`param` and `code` are ours: which field is at fault, and a machine-readable reason."""
+
+    type: str
+    message: str
+    param: str | UnsetType = UNSET
+    code: str | UnsetType = UNSET
+
+
+class AnthropicError(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="error"):
+    error: AnthropicErrorBody
+    request_id: str | UnsetType = UNSET
+
+
+class OllamaError(msgspec.Struct, frozen=True):
+    error: str
+
+
+_ANTHROPIC_TYPES: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
 _encoder = msgspec.json.Encoder()
 
 
-def envelope(error: PhloemError) -> ErrorEnvelope:
-    """The error as clients of every route see it, in a body or in a stream's frame."""
-    return ErrorEnvelope(
-        ErrorBody(
-            message=error.message,
-            type=error.kind,
-            param=error.param,
-            code=error.code or _DEFAULT_CODES.get(type(error)),
-        )
+def shape_of(path: str) -> ErrorShape:
+    """The shape that clients of the route at `path` read, of routes that there are not, too."""
+    if path == "/v1/messages" or path.startswith("/v1/messages/"):
+        return ErrorShape.ANTHROPIC
+    return ErrorShape.OLLAMA if path.startswith("/api/") else ErrorShape.OPENAI
+
+
+def error_body(error: PhloemError, shape: ErrorShape) -> msgspec.Struct:
+    """The error in the shape of a protocol, for a body or for a stream's frame."""
+    body = ErrorBody(
+        message=error.message,
+        type=error.kind,
+        param=error.param,
+        code=error.code or _DEFAULT_CODES.get(type(error)),
     )
+    return _shaped(body, error.status, shape)
 
 
-def error_response(error: PhloemError) -> web.Response:
+def _shaped(body: ErrorBody, status: int, shape: ErrorShape) -> msgspec.Struct:
+    match shape:
+        case ErrorShape.OPENAI:
+            return ErrorEnvelope(body)
+        case ErrorShape.ANTHROPIC:
+            kind = "invalid_request_error" if status < 500 else "api_error"
+            return AnthropicError(
+                error=AnthropicErrorBody(
+                    type=_ANTHROPIC_TYPES.get(status, kind),
+                    message=body.message,
+                    param=body.param or UNSET,
+                    code=body.code or UNSET,
+                ),
+                request_id=REQUEST_ID.get("") or UNSET,
+            )
+        case ErrorShape.OLLAMA:
+            return OllamaError(body.message)
+
+
+def error_response(error: PhloemError, shape: ErrorShape) -> web.Response:
     """The whole response to a request that ended in `error`."""
     headers: dict[str, str] = {}
     if isinstance(error, QueueFull | Unavailable):
@@ -77,23 +146,26 @@ def error_response(error: PhloemError) -> web.Response:
         headers["Retry-After"] = str(max(1, math.ceil(seconds)))
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
-    return _response(envelope(error), error.status, headers)
+    return _response(error_body(error, shape), error.status, headers)
 
 
-def http_exception_response(error: web.HTTPException) -> web.Response:
-    """aiohttp's own refusals, in the same envelope and with their status."""
+def http_exception_response(error: web.HTTPException, shape: ErrorShape) -> web.Response:
+    """aiohttp's own refusals, in the same shape and with their status."""
     if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return error_response(PayloadTooLarge(f"The request body is too large: {error.text}"))
+        return error_response(
+            PayloadTooLarge(f"The request body is too large: {error.text}"), shape
+        )
     if isinstance(error, web.HTTPNotFound):
-        return error_response(NotFound("There is no such route.", code="unknown_route"))
+        return error_response(NotFound("There is no such route.", code="unknown_route"), shape)
     kind = InvalidRequest.kind if error.status < 500 else InternalError.kind
     phrase = HTTPStatus(error.status).phrase
     body = ErrorBody(message=error.reason, type=kind, code=phrase.lower().replace(" ", "_"))
     allow = error.headers.get("Allow")
-    return _response(ErrorEnvelope(body), error.status, {"Allow": allow} if allow else {})
+    headers = {"Allow": allow} if allow else {}
+    return _response(_shaped(body, error.status, shape), error.status, headers)
 
 
-def _response(body: ErrorEnvelope, status: int, headers: dict[str, str]) -> web.Response:
+def _response(body: msgspec.Struct, status: int, headers: dict[str, str]) -> web.Response:
     return web.Response(
         body=_encoder.encode(body), status=status, headers=headers, content_type="application/json"
     )

@@ -11,8 +11,13 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from phloem.srt.errors import InternalError, PhloemError
-from phloem.srt.http.context import REQUEST_ID, serving
-from phloem.srt.http.errors import error_response, http_exception_response
+from phloem.srt.http.context import serving
+from phloem.srt.http.errors import (
+    REQUEST_ID,
+    error_response,
+    http_exception_response,
+    shape_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -48,17 +53,19 @@ async def metrics_middleware(request: web.Request, handler: Handler) -> web.Stre
 
 @web.middleware
 async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """No exception leaves as anything but the error envelope."""
+    """No exception leaves as anything but an error in the shape of the route's protocol."""
+    shape = shape_of(request.path)
     try:
         return await handler(request)
     except PhloemError as error:
         if error.status >= 500:
             logger.warning("%s %s: %s", request.method, request.path, error)
-        return error_response(error)
+        return error_response(error, shape)
     except web.HTTPException as error:
-        return http_exception_response(error)
+        return http_exception_response(error, shape)
     except Exception:
         logger.exception("%s %s failed (%s)", request.method, request.path, REQUEST_ID.get())
         return error_response(
-            InternalError(f"The server failed; its log has the reason ({REQUEST_ID.get()}).")
+            InternalError(f"The server failed; its log has the reason ({REQUEST_ID.get()})."),
+            shape,
         )

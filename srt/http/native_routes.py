@@ -15,8 +15,9 @@ from phloem.srt.http.body import BodyReader, unsupported
 from phloem.srt.http.caller import Caller, caller_of
 from phloem.srt.http.completions import MAX_PROMPTS, first_token
 from phloem.srt.http.constraint_fields import only_one, raw_constraints
-from phloem.srt.http.context import REQUEST_ID, serving
+from phloem.srt.http.context import serving
 from phloem.srt.http.enforcement import generate_constrained
+from phloem.srt.http.errors import REQUEST_ID
 from phloem.srt.http.fanout import part_rid
 from phloem.srt.http.found_constraint import FoundConstraint
 from phloem.srt.http.middleware import REQUEST_ID_HEADER
@@ -30,7 +31,7 @@ from phloem.srt.http.native_protocol import (
     NativeRequest,
     NativeSampling,
 )
-from phloem.srt.http.openai_routes import MAX_SEQUENCES, located
+from phloem.srt.http.responding import MAX_SEQUENCES, located
 from phloem.srt.http.sampling import (
     check_min_tokens,
     choice_seeds,
@@ -40,7 +41,7 @@ from phloem.srt.http.sampling import (
     token_ids,
     top_k,
 )
-from phloem.srt.http.sse import EventStream
+from phloem.srt.http.stream import EventStream
 from phloem.srt.messages import JumpForward, SamplingParams
 
 _reader = BodyReader(NativeRequest)

@@ -14,8 +14,8 @@ from phloem.srt.http.access import CALLER
 from phloem.srt.http.body import BodyReader
 from phloem.srt.http.context import serving
 from phloem.srt.http.messages import render_chat
-from phloem.srt.http.openai_routes import json_response
 from phloem.srt.http.protocol import ChatRequest
+from phloem.srt.http.responding import json_response
 from phloem.srt.http.sampling import check_model, token_ids
 from phloem.srt.http.tools import plan_tools
 from phloem.srt.metrics.prometheus import CONTENT_TYPE

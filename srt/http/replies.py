@@ -73,6 +73,7 @@ class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
@@ -110,6 +111,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 

@@ -9,7 +9,7 @@ from phloem.srt.http.access import CALLER
 from phloem.srt.http.body import BodyReader
 from phloem.srt.http.caller import program_id
 from phloem.srt.http.context import serving
-from phloem.srt.http.openai_routes import json_response
+from phloem.srt.http.responding import json_response
 from phloem.srt.questions import AskPolicy, Policy
 from phloem.srt.tenants import scoped
 

@@ -40,7 +40,14 @@ class ToolArguments:
     text: str
 
 
-Piece = str | ToolStart | ToolArguments
+@dataclass(frozen=True)
+class Reasoning:
+    """What the model thinks before it answers, apart from the answer."""
+
+    text: str
+
+
+Piece = str | Reasoning | ToolStart | ToolArguments
 
 
 class AnswerParser(Protocol):

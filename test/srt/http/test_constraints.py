@@ -29,8 +29,8 @@ from phloem.srt.errors import InvalidConstraint, InvalidRequest
 from phloem.srt.http.body import BodyReader
 from phloem.srt.http.constraint_fields import read_constraint
 from phloem.srt.http.found_constraint import FoundConstraint, placed
-from phloem.srt.http.openai_routes import join_path
 from phloem.srt.http.protocol import ChatRequest, CompletionRequest
+from phloem.srt.http.responding import join_path
 
 _reader = BodyReader(ChatRequest)
 _completions = BodyReader(CompletionRequest)

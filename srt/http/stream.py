@@ -1,30 +1,19 @@
-"""Server-sent events: the only place that writes `data:`.
-
-data: {…}⏎⏎     one event          : keep-alive⏎⏎     a comment, after a while of silence
-data: [DONE]⏎⏎  always the last frame, also after an error
-
-event: NAME⏎    before the data, where a stream has events of several kinds
-"""
+"""One streamed response: events as they come, comments in silence, an end in good order."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 import msgspec
 from aiohttp import web
 
 from phloem.srt.errors import InternalError, PhloemError
-from phloem.srt.http.errors import envelope
+from phloem.srt.http.framing import SSE, Framing
 
 logger = logging.getLogger(__name__)
-
-CONTENT_TYPE: Final = "text/event-stream; charset=utf-8"
-_DONE: Final = b"data: [DONE]\n\n"
-_KEEPALIVE: Final = b": keep-alive\n\n"
 
 
 class EventStream:
@@ -35,11 +24,16 @@ class EventStream:
     """
 
     def __init__(
-        self, request: web.Request, headers: dict[str, str], *, keepalive_s: float
+        self,
+        request: web.Request,
+        headers: dict[str, str],
+        *,
+        keepalive_s: float,
+        framing: Framing = SSE,
     ) -> None:
         self.response = web.StreamResponse(
             headers={
-                "Content-Type": CONTENT_TYPE,
+                "Content-Type": framing.content_type,
                 "Cache-Control": "no-cache",
                 "X-Accel-Buffering": "no",
                 **headers,
@@ -47,14 +41,15 @@ class EventStream:
         )
         self._request = request
         self._keepalive_s = keepalive_s
-        self._encoder = msgspec.json.Encoder()
+        self._framing = framing
         self._last_write = 0.0
         self._keepalive: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         await self.response.prepare(self._request)
         self._last_write = asyncio.get_running_loop().time()
-        self._keepalive = asyncio.create_task(self._keep_alive())
+        if self._framing.keepalive:
+            self._keepalive = asyncio.create_task(self._keep_alive())
         return self
 
     async def __aexit__(
@@ -71,8 +66,8 @@ class EventStream:
             return True  # the client is gone: nobody to tell
         try:
             if exc is not None:
-                await self.send(envelope(_known(exc)))
-            await self._write(_DONE)
+                await self.write(self._framing.error(_known(exc)))
+            await self.write(self._framing.end)
             await self.response.write_eof()
         except ConnectionResetError:
             return True
@@ -80,20 +75,13 @@ class EventStream:
 
     async def send(self, event: msgspec.Struct) -> None:
         """One event. Raises `ConnectionResetError` when the client is gone."""
-        await self._write(b"data: " + self._encoder.encode(event) + b"\n\n")
+        await self.write(self._framing.frame(event))
 
-    async def send_named(self, events: Iterable[tuple[str, msgspec.Struct]]) -> None:
-        """Events with their names, in one write. Raises as `send` does."""
-        await self._write(
-            b"".join(
-                b"event: " + name.encode() + b"\ndata: " + self._encoder.encode(event) + b"\n\n"
-                for name, event in events
-            )
-        )
-
-    async def _write(self, data: bytes) -> None:
-        await self.response.write(data)
-        self._last_write = asyncio.get_running_loop().time()
+    async def write(self, frames: bytes) -> None:
+        """Frames, of whatever kind, in one write. Raises as `send` does."""
+        if frames:
+            await self.response.write(frames)
+            self._last_write = asyncio.get_running_loop().time()
 
     async def _keep_alive(self) -> None:
         loop = asyncio.get_running_loop()
@@ -103,7 +91,7 @@ class EventStream:
                 await asyncio.sleep(self._keepalive_s - silent)
                 continue
             try:
-                await self._write(_KEEPALIVE)
+                await self.write(self._framing.keepalive)
             except ConnectionResetError:
                 return
 

@@ -1,0 +1,88 @@
+"""How a stream of events looks on the wire: the only place that writes `data:`.
+
+`SSE`, OpenAI's:    data: {…}⏎⏎ an event, data: [DONE]⏎⏎ the end, also after an error
+`NamedFrames`:      event: NAME⏎data: {…}⏎⏎ and no end mark; NAME is the event's tag
+`NDJSON`, Ollama's: {…}⏎, one line an event
+
+In the first two, `: keep-alive⏎⏎` is a comment, sent after a while of silence.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+import msgspec
+
+from phloem.srt.errors import PhloemError
+from phloem.srt.http.errors import ErrorShape, error_body
+
+_EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
+_KEEPALIVE: Final = b": keep-alive\n\n"
+_encoder = msgspec.json.Encoder()
+
+
+def named(name: str, event: msgspec.Struct) -> bytes:
+    """One event with a name."""
+    return b"event: " + name.encode() + b"\ndata: " + _encoder.encode(event) + b"\n\n"
+
+
+class Framing(Protocol):
+    """Bytes of events. `keepalive` is empty where silence cannot be filled."""
+
+    @property
+    def content_type(self) -> str: ...
+
+    @property
+    def keepalive(self) -> bytes: ...
+
+    @property
+    def end(self) -> bytes: ...
+
+    def frame(self, event: msgspec.Struct) -> bytes: ...
+
+    def error(self, error: PhloemError) -> bytes: ...
+
+
+class _DataFrames:
+    content_type: Final = _EVENT_STREAM
+    keepalive: Final = _KEEPALIVE
+    end: Final = b"data: [DONE]\n\n"
+
+    def frame(self, event: msgspec.Struct) -> bytes:
+        return b"data: " + _encoder.encode(event) + b"\n\n"
+
+    def error(self, error: PhloemError) -> bytes:
+        return self.frame(error_body(error, ErrorShape.OPENAI))
+
+
+class NamedFrames:
+    """Events are tagged structs, and named by their tag; errors look as `shape` has them."""
+
+    content_type: Final = _EVENT_STREAM
+    keepalive: Final = _KEEPALIVE
+    end: Final = b""
+
+    def __init__(self, shape: ErrorShape) -> None:
+        self._shape = shape
+
+    def frame(self, event: msgspec.Struct) -> bytes:
+        return named(str(event.__struct_config__.tag), event)
+
+    def error(self, error: PhloemError) -> bytes:
+        return named("error", error_body(error, self._shape))
+
+
+class _Lines:
+    content_type: Final = "application/x-ndjson"
+    keepalive: Final = b""
+    end: Final = b""
+
+    def frame(self, event: msgspec.Struct) -> bytes:
+        return _encoder.encode(event) + b"\n"
+
+    def error(self, error: PhloemError) -> bytes:
+        return self.frame(error_body(error, ErrorShape.OLLAMA))
+
+
+SSE: Final[Framing] = _DataFrames()
+NDJSON: Final[Framing] = _Lines()

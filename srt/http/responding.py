@@ -1,0 +1,127 @@
+"""From a request that was read to its reply, the same for every protocol: run, then encode.
+
+A protocol reads its body into a `Call` and an `Answer`; what happens in between (constraints,
+sequences, aborting when the client leaves, an error after the 200) is here and below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import msgspec
+from aiohttp import web
+
+from phloem.srt.errors import InvalidConstraint
+from phloem.srt.generation import Chunk, GenerateRequest
+from phloem.srt.http.context import Serving, serving
+from phloem.srt.http.enforcement import generate_constrained
+from phloem.srt.http.errors import REQUEST_ID
+from phloem.srt.http.fanout import Event
+from phloem.srt.http.found_constraint import FoundConstraint
+from phloem.srt.http.framing import SSE, Framing
+from phloem.srt.http.middleware import REQUEST_ID_HEADER
+from phloem.srt.http.stream import EventStream
+
+MAX_SEQUENCES: Final = 2048
+
+_encoder = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """What one HTTP request asks of the engine: its sequences under the id that its client knows,
+    all with the same constraint, if any. `with_fields`: tell the values as they are finished."""
+
+    rid: str
+    requests: Sequence[GenerateRequest]
+    constraint: FoundConstraint | None = None
+    with_fields: bool = False
+
+
+class Answer(Protocol):
+    """What makes a reply of engine chunks, whole or in frames. One object makes one of the two."""
+
+    def add(self, index: int, chunk: Chunk) -> None:
+        """Take in a chunk of sequence `index`, for `whole`."""
+        ...
+
+    def whole(self) -> msgspec.Struct: ...
+
+    def frames(self, index: int, chunk: Chunk) -> Iterable[msgspec.Struct]:
+        """Take in a chunk of sequence `index`, and give the frames that it makes."""
+        ...
+
+    def closing(self) -> Iterable[msgspec.Struct]:
+        """The frames after the last chunk of all sequences."""
+        ...
+
+
+async def respond(
+    request: web.Request, call: Call, answer: Answer, *, stream: bool, framing: Framing = SSE
+) -> web.StreamResponse:
+    """Run `call` and send the reply. The status goes out once all its sequences are accepted."""
+    ctx = serving(request)
+    REQUEST_ID.set(call.rid)
+    if not stream:
+        return json_response(await whole(ctx, call, answer))
+    async with running(ctx, call) as events:
+        headers = {REQUEST_ID_HEADER: call.rid}
+        async with EventStream(
+            request, headers, keepalive_s=ctx.keepalive_s, framing=framing
+        ) as out:
+            async for index, chunk in events:
+                await out.write(b"".join(map(framing.frame, answer.frames(index, chunk))))
+            await out.write(b"".join(map(framing.frame, answer.closing())))
+        return out.response
+
+
+async def whole(ctx: Serving, call: Call, answer: Answer) -> msgspec.Struct:
+    """The whole reply to `call`. Raises what `running` raises."""
+    async with running(ctx, call) as events:
+        async for index, chunk in events:
+            answer.add(index, chunk)
+    return answer.whole()
+
+
+@asynccontextmanager
+async def running(ctx: Serving, call: Call) -> AsyncIterator[AsyncIterator[Event]]:
+    """The events of `call`, entered when the engine accepted it; leaving ends what still runs.
+    Raises `PhloemError`, of a constraint under the field that it came from."""
+    constraints = [call.constraint] * len(call.requests)
+    with located(call.constraint):
+        async with generate_constrained(
+            ctx, call.rid, call.requests, constraints, fields=call.with_fields
+        ) as events:
+            yield events
+
+
+def json_response(body: msgspec.Struct | Sequence[msgspec.Struct]) -> web.Response:
+    return web.Response(body=_encoder.encode(body), content_type="application/json")
+
+
+@contextmanager
+def located(constraint: FoundConstraint | None) -> Iterator[None]:
+    """Report what is wrong in a constraint under the request field that it came from."""
+    try:
+        yield
+    except InvalidConstraint as error:
+        if constraint is None:
+            raise
+        path = constraint.inner_path(error.param or "")
+        param = join_path(constraint.param, path)
+        raise InvalidConstraint(error.message, param=param, code=error.code) from error
+
+
+def join_path(prefix: str, path: str | None) -> str:
+    """`path` (dotted, or a JSON pointer) below `prefix`; one that is there already stays."""
+    if not path or path.startswith(prefix):
+        return path or prefix
+    pointer = path.removeprefix("#")
+    if pointer.startswith("/"):
+        steps = pointer[1:].split("/")
+        return ".".join([prefix, *(s.replace("~1", "/").replace("~0", "~") for s in steps)])
+    inner = path.removeprefix("$").removeprefix(".")
+    return prefix + inner if inner.startswith("[") else f"{prefix}.{inner}"
