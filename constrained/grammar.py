@@ -6,6 +6,7 @@ import dataclasses
 
 from phloem.constrained.base import CompiledGrammar, Matcher
 from phloem.constrained.closing import Closing, ClosingGrammar
+from phloem.constrained.deferred import DeferredClosing, DeferredClosings
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -14,7 +15,7 @@ class Grammar:
     A text of it goes on from `prefix`, which the engine's matchers begin with by themselves."""
 
     compiled: CompiledGrammar
-    closings: ClosingGrammar | None = None
+    closings: ClosingGrammar | DeferredClosings | None = None
     prefix: bytes = b""
 
     @property
@@ -31,6 +32,6 @@ class Grammar:
     def matcher(self) -> Matcher:
         return self.compiled.matcher()
 
-    def closing(self) -> Closing | None:
+    def closing(self) -> Closing | DeferredClosing | None:
         """How far a text is from its end, at its beginning."""
         return None if self.closings is None else self.closings.closing(self.prefix)

@@ -88,6 +88,16 @@ def repeat(item: str, low: int, high: int | None) -> str:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Deferral:
+    """Free text that comes first (see `phloem.constrained.spec.Deferred`)."""
+
+    end: str
+    begin: str = ""
+    budget: int | None = None
+    seen: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class LoweredGrammar:
     """A grammar and the name of its root rule. `counted` weighs its counted repetitions: many of
     them make an eager compile slow."""
@@ -101,6 +111,8 @@ class LoweredGrammar:
     """Why each token of a text may cost more than the one before, if it may."""
     prefix: str = ""
     """What the derived texts begin with and the output does not: it is there already."""
+    deferral: Deferral | None = None
+    """The free text before it. Without a `text`, what follows is free, too."""
 
 
 class GrammarWriter:

@@ -1,11 +1,11 @@
-"""JSON lines → grammar: documents of one schema, separated by line feeds."""
+"""Several JSON documents of one schema → grammar: on lines of their own, or between fixed texts."""
 
 from __future__ import annotations
 
 from phloem.constrained.base import LimitExceeded, MalformedConstraint
-from phloem.constrained.grammar_text import LoweredGrammar, repeat, sequence
+from phloem.constrained.grammar_text import LoweredGrammar, quote, repeat, sequence
 from phloem.constrained.schema import lower_schema
-from phloem.constrained.spec import Whitespace
+from phloem.constrained.spec import JsonDocuments, Whitespace
 
 MAX_LINES = 10_000
 
@@ -27,3 +27,21 @@ def lower_json_lines(schema: str, low: int, high: int | None) -> LoweredGrammar:
     rules = document.text.replace("root ::=", f"{_LINE} ::=", 1)
     counted = document.counted + (max(low, high or 0) if high != low or low > 1 else 0)
     return LoweredGrammar(f"root ::= {sequence(_LINE, more)}\n{rules}", counted)
+
+
+def lower_json_documents(documents: JsonDocuments) -> LoweredGrammar:
+    """The grammar of documents between fixed texts.
+
+    Raises:
+        ConstraintError: the schema is refused, or there are too many documents, or none.
+    """
+    most = documents.max_documents
+    if most < 1:
+        raise MalformedConstraint("at least one document")
+    if most > MAX_LINES:
+        raise LimitExceeded(f"at most {MAX_LINES} documents are allowed")
+    document = lower_schema(documents.schema, Whitespace.BOUNDED)
+    more = repeat(f"({quote(documents.separator)} {_LINE})", 0, most - 1)
+    root = sequence(quote(documents.begin), _LINE, more, quote(documents.end))
+    rules = document.text.replace("root ::=", f"{_LINE} ::=", 1)
+    return LoweredGrammar(f"root ::= {root}\n{rules}", document.counted + most - 1)

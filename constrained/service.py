@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from phloem.constrained.base import Matcher, MatcherExhausted, MatcherRejected
 from phloem.constrained.closing import Closing
+from phloem.constrained.deferred import DeferredClosing
 from phloem.constrained.grammar import Grammar
 from phloem.constrained.jump import NO_JUMP, Jump, Jumper
 
@@ -97,7 +98,7 @@ class _TooDear(Exception):
 @dataclasses.dataclass(slots=True)
 class _Progress:
     matcher: Matcher
-    closing: Closing | None
+    closing: Closing | DeferredClosing | None
     key: str
     tokens: list[int] = dataclasses.field(default_factory=list)
     seconds: float = 0.0

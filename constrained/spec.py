@@ -81,7 +81,21 @@ class JsonLines(msgspec.Struct, frozen=True, kw_only=True, tag="json_lines"):
     max_lines: int | None = None
 
 
-Plain = JsonSchema | JsonObject | JsonLines | Regex | Choice | Ebnf | StructuralTag
+class JsonDocuments(msgspec.Struct, frozen=True, kw_only=True, tag="json_documents"):
+    """Output is `begin`, then 1 to `max_documents` JSON documents that satisfy `schema`, with
+    `separator` between two of them, then `end`."""
+
+    schema: str
+    begin: str = ""
+    separator: str
+    end: str = ""
+    max_documents: int
+
+
+Plain = JsonSchema | JsonObject | JsonLines | JsonDocuments | Regex | Choice | Ebnf | StructuralTag
+
+
+WithSchema = JsonSchema | JsonLines | JsonDocuments
 
 
 class Continued(msgspec.Struct, frozen=True, kw_only=True, tag="continued"):
@@ -91,7 +105,23 @@ class Continued(msgspec.Struct, frozen=True, kw_only=True, tag="continued"):
     prefix: str
 
 
-Constraint = Plain | Continued
+class Deferred(msgspec.Struct, frozen=True, kw_only=True, tag="deferred"):
+    """Output is any text up to the first `end`, then at most two line feeds, then a text of
+    `constraint` (None: any text again).
+
+    With `begin`, the free text is there only if the output begins with `begin`; else the constraint
+    holds from the start. At most `budget` tokens are free, then only `end` is legal. `seen` is free
+    text that the prompt ends in.
+    """
+
+    constraint: Plain | None
+    end: str
+    begin: str = ""
+    budget: int | None = None
+    seen: str = ""
+
+
+Constraint = Plain | Continued | Deferred
 
 _encoder = msgspec.json.Encoder(order="sorted")
 

@@ -7,6 +7,7 @@ no NaN). Regular expressions go to Phloem's own automaton, which is linear where
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -20,7 +21,9 @@ from phloem.constrained.spec import (
     Choice,
     Constraint,
     Continued,
+    Deferred,
     Ebnf,
+    JsonDocuments,
     JsonLines,
     JsonObject,
     JsonSchema,
@@ -29,6 +32,8 @@ from phloem.constrained.spec import (
 )
 
 MAX_VALIDATORS: Final = 256
+
+_decoder = json.JSONDecoder()
 
 
 class Violation(ValueError):
@@ -48,22 +53,31 @@ def validate(constraint: Constraint, text: str, parse: Callable[[str], Any] | No
         case JsonSchema(schema=schema):
             validator_of(schema).check(parse(text))
         case JsonObject():
-            if not isinstance(parse(text), dict):
-                raise Violation("the text is JSON but not an object")
+            _want(isinstance(parse(text), dict), "the text is JSON but not an object")
         case JsonLines():
             _check_lines(constraint, text, parse)
+        case JsonDocuments():
+            _check_documents(constraint, text, parse)
         case Regex(pattern=pattern):
-            if not pattern_automaton(parse_regex(pattern)).accepts(text):
-                raise Violation("the text does not match the regular expression")
+            _want(
+                pattern_automaton(parse_regex(pattern)).accepts(text),
+                "the text does not match the regular expression",
+            )
         case Choice(choices=choices):
-            if text not in choices:
-                raise Violation("the text is none of the choices")
+            _want(text in choices, "the text is none of the choices")
         case Continued(constraint=inner, prefix=prefix):
             validate(inner, prefix + text, parse)
-        case Ebnf() | StructuralTag():
+        case Deferred(constraint=Ebnf() | StructuralTag()) | Ebnf() | StructuralTag():
             raise NotImplementedError(
                 f"{type(constraint).__name__} has no validator but the engine that enforces it"
             )
+        case Deferred():
+            _check_deferred(constraint, text, parse)
+
+
+def _want(condition: bool, message: str) -> None:
+    if not condition:
+        raise Violation(message)
 
 
 def _check_lines(lines: JsonLines, text: str, parse: Callable[[str], Any]) -> None:
@@ -75,6 +89,39 @@ def _check_lines(lines: JsonLines, text: str, parse: Callable[[str], Any]) -> No
     validator = validator_of(lines.schema)
     for document in documents:
         validator.check(parse(document))
+
+
+def _check_documents(documents: JsonDocuments, text: str, parse: Callable[[str], Any]) -> None:
+    if not (text.startswith(documents.begin) and text.endswith(documents.end)):
+        raise Violation("the text lacks what is to stand before or behind the documents")
+    text = text.removeprefix(documents.begin).removesuffix(documents.end)
+    validator = validator_of(documents.schema)
+    at = count = 0
+    while count == 0 or (at < len(text) and text.startswith(documents.separator, at)):
+        at += len(documents.separator) if count else 0
+        try:
+            end = _decoder.raw_decode(text, at)[1]
+        except (ValueError, RecursionError):
+            raise Violation(f"document {count} is not JSON") from None
+        validator.check(parse(text[at:end]))
+        at, count = end, count + 1
+    if at != len(text) or count > documents.max_documents:
+        raise Violation(f"behind document {count - 1} there is something else")
+
+
+def _check_deferred(constraint: Deferred, text: str, parse: Callable[[str], Any]) -> None:
+    if constraint.begin:
+        if not text.startswith(constraint.begin):
+            if constraint.constraint is not None:
+                validate(constraint.constraint, text, parse)
+            return
+        text = text.removeprefix(constraint.begin)
+    _, marker, rest = (constraint.seen + text).partition(constraint.end)
+    if constraint.constraint is None:
+        return
+    if not marker:
+        raise Violation("the free text does not end")
+    validate(constraint.constraint, rest.lstrip("\n"), parse)
 
 
 class SchemaValidator:

@@ -40,6 +40,8 @@ class RoutedBackend:
         return self.compile_grammar(lower(constraint))
 
     def compile_grammar(self, grammar: LoweredGrammar) -> CompiledGrammar:
+        if grammar.deferral is not None:
+            raise ValueError("what is deferred is wrapped where both engines are known")
         if grammar.ambiguous:
             return self._llguidance().compile_grammar(grammar)
         if not grammar.is_tag and grammar.counted > MAX_COUNTED:

@@ -44,7 +44,7 @@ class Checkpoint(ABC):
     def vocabulary(self) -> Vocabulary:
         """The token table as grammars need it; as wide as the model's logits."""
         data = self.tokenizer_data()
-        special = data.control_ids | data.unused_ids
+        special = (data.control_ids - data.mark_ids) | data.unused_ids
         tokens = [b"" if i in special else piece for i, piece in enumerate(data.pieces)]
         return Vocabulary(
             tokens=tokens,

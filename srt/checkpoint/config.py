@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from phloem.srt.messages import Pooling
+
 
 class RopeScaling(enum.StrEnum):
     """How rotary frequencies are stretched beyond the context a model was first trained on."""
@@ -59,7 +61,8 @@ class ModelConfig:
     RMSNorm over each head of q and k before rotation. `sliding_window` is None unless every layer
     attends to that many tokens only. `context_length` counts tokens, rope scaling included.
     `eos_ids` are all ids that end a sequence, the main one first; `add_bos` says that a prompt
-    begins with `bos_id`.
+    begins with `bos_id`. A model that was made for embeddings has its `pooling`, and `end_id` if a
+    text that is embedded ends with one.
     """
 
     architecture: str
@@ -82,6 +85,8 @@ class ModelConfig:
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
     add_bos: bool = False
+    pooling: Pooling | None = None
+    end_id: int | None = None
 
     @property
     def q_size(self) -> int:

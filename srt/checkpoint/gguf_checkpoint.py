@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phloem.srt.checkpoint.base import Checkpoint
+from phloem.srt.checkpoint.embedding import gguf_pooling
 from phloem.srt.checkpoint.errors import CheckpointError
 from phloem.srt.checkpoint.gguf_config import read_config
 from phloem.srt.checkpoint.gguf_header import read_header
@@ -31,12 +33,15 @@ class GgufCheckpoint(Checkpoint):
         self.path = path
         self._header = read_header(path)
         self._tokenizer = GgufTokenizer(self._header)
-        self.config = read_config(
+        config = read_config(
             self._header,
             self._tokenizer.eos_ids(),
             self._tokenizer.bos_id,
             self._tokenizer.add_bos,
         )
+        pooling = gguf_pooling(self._tokenizer.meta)
+        end_id = None if pooling is None else self._tokenizer.end_id
+        self.config = replace(config, pooling=pooling, end_id=end_id)
         if len(self._tokenizer.texts) > self.config.vocab_size:
             raise CheckpointError(
                 path,

@@ -51,6 +51,10 @@ class GgufTokenizer:
         self.control_ids = self._of_type(_CONTROL, _UNKNOWN)
         self.bos_id = self._id("bos_token_id")
         self.add_bos = self._add_bos()
+        self.end_id: int | None = None
+        """Stands behind a text that is embedded."""
+        if self.meta.find(f"{_PREFIX}add_eos_token", bool):
+            self.end_id = self._id("eos_token_id")
 
     def eos_ids(self) -> tuple[int, ...]:
         """All ids that end a sequence: the named ones, then well-known control tokens."""

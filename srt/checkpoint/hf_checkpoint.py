@@ -5,9 +5,11 @@ from __future__ import annotations
 import mmap
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from phloem.srt.checkpoint.base import Checkpoint
+from phloem.srt.checkpoint.embedding import folder_pooling
 from phloem.srt.checkpoint.errors import CheckpointError
 from phloem.srt.checkpoint.hf_config import JsonFile, read_config
 from phloem.srt.checkpoint.hf_tokenizer import HfTokenizer
@@ -28,13 +30,16 @@ class HfCheckpoint(Checkpoint):
         config = JsonFile.read(folder / "config.json")
         generation = JsonFile.read(folder / "generation_config.json", optional=True)
         self._tokenizer = HfTokenizer(folder)
-        self.config = read_config(
+        pooling = folder_pooling(folder)
+        plain = read_config(
             config,
             generation,
             tokenizer_eos=self._tokenizer.eos_id,
             bos_id=self._tokenizer.bos_id,
             add_bos=self._tokenizer.add_bos,
         )
+        end_id = None if pooling is None else self._tokenizer.end_id
+        self.config = replace(plain, pooling=pooling, end_id=end_id)
         self._check_vocabulary(len(self._tokenizer.texts))
         self._stored = self._read_headers()
         check_tensors(
@@ -63,7 +68,9 @@ class HfCheckpoint(Checkpoint):
                     raise CheckpointError(path, f"tensor {name!r} is in another file too")
                 if not self._derived(name):
                     stored[name] = buffer, info
-        return stored
+        if any(name.startswith("model.") for name in stored):
+            return stored
+        return {f"model.{name}": found for name, found in stored.items()}  # saved without its head
 
     def _derived(self, name: str) -> bool:
         """Tensors that old checkpoints store though they follow from others."""

@@ -121,6 +121,15 @@ class HfTokenizer:
                 return bool(first.get("SpecialToken", {}).get("id") == self.texts[bos_id])
         return False
 
+    @property
+    def end_id(self) -> int | None:
+        """Stands behind a text that is embedded: what the post-processor puts there."""
+        for step in _steps(self.file.post_processor, "processors"):
+            if step.get("type") == "TemplateProcessing":
+                last: dict[str, Any] = next(reversed(step.get("single", [])), {})
+                return self.id_of.get(last.get("SpecialToken", {}).get("id"))
+        return None
+
     def _piece_of(self) -> Callable[[str], bytes]:
         kinds = {
             step.get("type")

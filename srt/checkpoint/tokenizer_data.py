@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 
 @dataclass(frozen=True)
@@ -33,15 +34,23 @@ class TokenizerJson:
     text: str
 
 
+ANSWER_MARKS: Final = frozenset(
+    {"<think>", "</think>", "[THINK]", "[/THINK]", "<tool_call>", "</tool_call>"}
+    | {"[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"}
+)
+"""Markup that models write in their answers, where it is read: reasoning and calls of tools."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TokenizerData:
     """The token table, and the recipe for the splitting.
 
     `texts[i]` is token i as the file spells it, `pieces[i]` the exact bytes it adds to the text
-    (for a control token its markup; `b""` for an unused id). `control_ids` are markup: they are
-    never ordinary output. `added_ids` are ordinary output but are matched whole in the text before
-    any splitting. `unused_ids` never occur. `strip_leading_space`: a text's first space is the
-    encoder's, not the user's. `chat_templates` are Jinja sources by name, "default" the main one.
+    (for a control token its markup; `b""` for an unused id). `control_ids` are markup: but for
+    `mark_ids` they are never ordinary output. `added_ids` are ordinary output but are matched whole
+    in the text before any splitting. `unused_ids` never occur. `strip_leading_space`: the first
+    space of a text is the encoder's, not the user's. `chat_templates` are Jinja sources by name,
+    "default" the main one.
     """
 
     texts: list[str]
@@ -57,6 +66,11 @@ class TokenizerData:
     add_bos: bool = False
     strip_leading_space: bool = False
     chat_templates: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def mark_ids(self) -> frozenset[int]:
+        """Control tokens that are part of an answer's text."""
+        return frozenset(i for i in self.control_ids if self.texts[i] in ANSWER_MARKS)
 
 
 def _byte_of_character() -> dict[str, int]:

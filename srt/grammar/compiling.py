@@ -8,6 +8,7 @@ text that is safe to compile here, where matchers live: compiled grammars are to
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -26,11 +27,12 @@ from phloem.constrained.base import (
 from phloem.constrained.bitmask import allowed_tokens, words
 from phloem.constrained.closing import ClosingGrammar, ClosingVocabulary
 from phloem.constrained.compiler import Hurried
+from phloem.constrained.deferred import DeferredClosings, DeferredGrammar, Markers
 from phloem.constrained.grammar import Grammar
-from phloem.constrained.grammar_text import LoweredGrammar
+from phloem.constrained.grammar_text import Deferral, LoweredGrammar
 from phloem.constrained.lowering import lower
 from phloem.constrained.service import CALL_SECONDS
-from phloem.constrained.spec import Constraint, Continued, Ebnf, Regex
+from phloem.constrained.spec import Constraint, Continued, Deferred, Ebnf, Regex
 from phloem.srt.grammar.sandbox import OverLimit
 
 TRIAL_CHARS = 20_000
@@ -71,7 +73,8 @@ def trial(backend: Backend, vocabulary: ClosingVocabulary) -> Callable[[bytes], 
             constraint = _request.decode(request)
             lowered = lower(constraint)
             if _may_be_dear(constraint, lowered):
-                _walk(_build(backend, lowered, vocabulary), vocabulary)
+                inner = dataclasses.replace(lowered, deferral=None)
+                _walk(_build(backend, inner, vocabulary), vocabulary)
         except ConstraintError as error:
             kind = type(error).__name__ if type(error).__name__ in _KINDS else "ConstraintError"
             refused = _Refused(kind, error.message, error.path, error.reason)
@@ -82,20 +85,35 @@ def trial(backend: Backend, vocabulary: ClosingVocabulary) -> Callable[[bytes], 
 
 
 def _may_be_dear(constraint: Constraint, lowered: LoweredGrammar) -> bool:
-    if isinstance(constraint, Continued):
-        constraint = constraint.constraint
+    inner = constraint.constraint if isinstance(constraint, Continued | Deferred) else constraint
     return (
-        isinstance(constraint, Regex | Ebnf)
+        isinstance(inner, Regex | Ebnf)
         or len(lowered.text) > TRIAL_CHARS
         or lowered.counted > TRIAL_COUNTED
     )
 
 
 def _build(backend: Backend, lowered: LoweredGrammar, vocabulary: ClosingVocabulary) -> Grammar:
+    if lowered.deferral is not None:
+        return _build_deferred(backend, lowered, lowered.deferral, vocabulary)
     return Grammar(
         backend.compile_grammar(lowered),
         None if lowered.is_tag else ClosingGrammar(lowered, vocabulary),
         lowered.prefix.encode(),
+    )
+
+
+def _build_deferred(
+    backend: Backend, lowered: LoweredGrammar, deferral: Deferral, vocabulary: ClosingVocabulary
+) -> Grammar:
+    markers = Markers(deferral, vocabulary, free=not lowered.text)
+    if not lowered.text:
+        return Grammar(DeferredGrammar(markers, None))
+    inner = _build(backend, dataclasses.replace(lowered, deferral=None), vocabulary)
+    closings = inner.closings
+    return Grammar(
+        DeferredGrammar(markers, inner.compiled),
+        DeferredClosings(markers, closings) if isinstance(closings, ClosingGrammar) else None,
     )
 
 

@@ -246,7 +246,7 @@ def main(options: GrammarOptions, startup: dict[str, float]) -> None:
         options,
         vocabulary,
         Compiling(backend, closings, hurried.call, patient.call),
-        encode=lambda text: tokenizer.result().encode_inside(text),
+        encode=lambda text: tokenizer.result().encode_answer(text),
         watchdog=Watchdog(Path(options.run_dir) / "matcher", MATCHER_SECONDS),
     )
     process.startup = startup

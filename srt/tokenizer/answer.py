@@ -5,6 +5,7 @@ from __future__ import annotations
 from phloem.srt.generation import Chunk, Finish, GenerateRequest, Logprob
 from phloem.srt.messages import FinishReason, TokenLogprob, Tokens
 from phloem.srt.tokenizer.detokenize import IncrementalDetokenizer, StopStrings
+from phloem.srt.tokenizer.thought_counter import ThoughtCounter
 from phloem.srt.tokenizer.tokenizer import Tokenizer
 
 
@@ -25,7 +26,11 @@ class AnswerBuilder:
         self._hide_stop_token = not request.include_stop
         self._completion_tokens = 0
         self._text = IncrementalDetokenizer(tokenizer, skip_special=request.skip_special_tokens)
-        self._stops = StopStrings(request.stop, include_stop=request.include_stop)
+        self._stops = StopStrings(
+            request.stop, patterns=request.stop_regex, include_stop=request.include_stop
+        )
+        self._chosen = request.sampling.logprob_token_ids
+        self._thoughts = None if request.thoughts is None else ThoughtCounter(request.thoughts)
 
     def accepted(self) -> Chunk:
         """The first chunk: no text yet."""
@@ -42,6 +47,8 @@ class AnswerBuilder:
             if finish is not None and finish.matched == token and self._hide_stop_token:
                 continue
             piece = self._text.feed([token])
+            if self._thoughts is not None:
+                self._thoughts.add(piece)
             if self._completion_tokens <= self._min_tokens:
                 text += piece
                 continue
@@ -67,7 +74,9 @@ class AnswerBuilder:
             preemptions=message.preemptions,
             queue_seconds=message.queue_seconds,
             forced_tokens=message.forced_tokens,
+            reasoning_tokens=0 if self._thoughts is None else self._thoughts.count,
             closed_by_budget=message.closed_by_budget,
+            embedding=message.embedding,
         )
 
     def _logprobs(self, entries: list[TokenLogprob]) -> list[Logprob]:
@@ -80,18 +89,20 @@ class AnswerBuilder:
 
     def _logprob(self, entry: TokenLogprob) -> Logprob:
         top = zip(entry.top_tokens, entry.top_logprobs, strict=True)
+        chosen = zip(self._chosen, entry.chosen, strict=True)
         return Logprob(
             token_id=entry.token,
             text=self._tokenizer.token_text(entry.token),
             data=self._tokenizer.token_bytes(entry.token),
             logprob=entry.logprob,
-            top=[
-                Logprob(
-                    token_id=token,
-                    text=self._tokenizer.token_text(token),
-                    data=self._tokenizer.token_bytes(token),
-                    logprob=logprob,
-                )
-                for token, logprob in top
-            ],
+            top=[self._named(token, logprob) for token, logprob in top],
+            chosen=[self._named(token, logprob) for token, logprob in chosen],
+        )
+
+    def _named(self, token: int, logprob: float) -> Logprob:
+        return Logprob(
+            token_id=token,
+            text=self._tokenizer.token_text(token),
+            data=self._tokenizer.token_bytes(token),
+            logprob=logprob,
         )

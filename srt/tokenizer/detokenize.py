@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Sequence
 
+from phloem.srt.tokenizer.stop_patterns import PatternAutomaton
 from phloem.srt.tokenizer.tokenizer import Tokenizer
 
 _new_decoder = codecs.getincrementaldecoder("utf-8")
@@ -44,17 +45,22 @@ class IncrementalDetokenizer:
 
 
 class StopStrings:
-    """Finds the first of some strings in text that comes in pieces.
+    """Finds the first of some strings, or of what `patterns` match, in text that comes in pieces.
 
-    The string that is complete first wins (the longest, if several end together), so the result
-    does not depend on how the text was cut. Text that may be the beginning of a stop string is
-    held back; what was given out never has a part of the one that is found. `matched` is the
-    stop string found, and nothing more comes out after it; `include_stop` says that it
-    comes out itself. Empty strings match nothing.
+    What is complete first wins (the longest, if several end together), so the result does not
+    depend on how the text was cut. Text that may be the beginning of a stop string, or of a match,
+    is held back; what was given out never has a part of the one that is found. `matched` is the
+    stop string or the pattern found, and nothing more comes out after it; `include_stop` says that
+    its text comes out itself. Empty strings match nothing.
     """
 
-    def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
-        self._automata = [_Automaton(stop) for stop in stops if stop]
+    def __init__(
+        self, stops: Sequence[str], *, patterns: Sequence[str] = (), include_stop: bool = False
+    ) -> None:
+        self._automata: list[_Automaton | PatternAutomaton] = [
+            *(_Automaton(stop) for stop in stops if stop),
+            *map(PatternAutomaton, patterns),
+        ]
         self._include = include_stop
         self._held = ""
         self.matched: str | None = None
@@ -69,11 +75,12 @@ class StopStrings:
         end = len(self._held)
         for character in text:
             end += 1
-            complete = [a.stop for a in self._automata if a.advance(character)]
-            if complete:
-                self.matched = max(complete, key=len)
+            found = [(a.advance(character), a.stop) for a in self._automata]
+            length, matched = max(found, key=lambda one: one[0])
+            if length:
+                self.matched = matched
                 self._held = ""
-                return buffer[: end if self._include else end - len(self.matched)]
+                return buffer[: end if self._include else end - length]
         safe = len(buffer) - max(automaton.length for automaton in self._automata)
         self._held = buffer[safe:]
         return buffer[:safe]
@@ -92,15 +99,15 @@ class _Automaton:
         self.length = 0
         self._borders = _borders(stop)
 
-    def advance(self, character: str) -> bool:
-        """Take one more character; True when `stop` is complete."""
+    def advance(self, character: str) -> int:
+        """Take one more character; the length of `stop` when it is complete, else 0."""
         length = self.length
         while length and self.stop[length] != character:
             length = self._borders[length - 1]
         if self.stop[length] == character:
             length += 1
         self.length = length
-        return length == len(self.stop)
+        return length if length == len(self.stop) else 0
 
 
 def _borders(text: str) -> list[int]:

@@ -12,7 +12,8 @@ import msgspec
 
 from phloem.srt.checkpoint import Checkpoint, CheckpointError
 from phloem.srt.errors import InvalidRequest
-from phloem.srt.generation import ChatMessage
+from phloem.srt.generation import ChatMessage, ToolFormatName
+from phloem.srt.tokenizer.chat_traits import detect_reasoning, detect_tool_format
 from phloem.srt.tokenizer.escaping import Escaping, Markup, encode_escaped
 from phloem.srt.tokenizer.jinja_environment import TemplateRefusal, make_environment
 from phloem.srt.tokenizer.tokenizer import Tokenizer
@@ -58,9 +59,12 @@ class RenderedPrompt:
         return self.escaping.restore(self.template_text)
 
 
-def load_chat_template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate:
+def load_chat_template(
+    checkpoint: Checkpoint, tokenizer: Tokenizer, tool_format: ToolFormatName | None = None
+) -> ChatTemplate:
     """The checkpoint's template. Raises `CheckpointError` when it is not valid Jinja."""
-    return ChatTemplate(checkpoint.path, tokenizer, checkpoint.tokenizer_data().chat_templates)
+    sources = checkpoint.tokenizer_data().chat_templates
+    return ChatTemplate(checkpoint.path, tokenizer, sources, tool_format)
 
 
 class ChatTemplate:
@@ -68,9 +72,17 @@ class ChatTemplate:
 
     `sources` are Jinja templates by name: "default", and "tool_use" for requests with tools. One
     that is not valid Jinja raises `CheckpointError`; none at all is an error of each request.
+    `tool_format` is how calls are written, None for what the templates show; `reasoning` how the
+    model thinks, if it does.
     """
 
-    def __init__(self, path: Path, tokenizer: Tokenizer, sources: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        tokenizer: Tokenizer,
+        sources: Mapping[str, str],
+        tool_format: ToolFormatName | None = None,
+    ) -> None:
         environment = make_environment()
         self._tokenizer = tokenizer
         self._sources = sources
@@ -84,6 +96,13 @@ class ChatTemplate:
                     path, f"chat template {name!r}, line {error.lineno}: {error.message}"
                 ) from None
         self._globals = tokenizer.special_tokens()
+        self.tool_format = tool_format or detect_tool_format(sources)
+        self.reasoning = detect_reasoning(sources, environment)
+
+    @property
+    def source(self) -> str:
+        """The template for requests without tools; empty if there is none."""
+        return self._sources.get("default", "")
 
     def encode_chat(
         self,
@@ -93,6 +112,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         tools: list[dict[str, object]] | None = None,
         template_kwargs: dict[str, object] | None = None,
+        documents: list[dict[str, object]] | None = None,
     ) -> list[int]:
         """`render`, then the prompt's token ids.
 
@@ -105,6 +125,7 @@ class ChatTemplate:
             continue_final_message=continue_final_message,
             tools=tools,
             template_kwargs=template_kwargs,
+            documents=documents,
         )
         return encode_escaped(self._tokenizer, rendered.escaping, rendered.template_text)
 
@@ -116,12 +137,13 @@ class ChatTemplate:
         continue_final_message: bool = False,
         tools: list[dict[str, object]] | None = None,
         template_kwargs: dict[str, object] | None = None,
+        documents: list[dict[str, object]] | None = None,
     ) -> RenderedPrompt:
         """Render the conversation.
 
         `add_generation_prompt` opens the assistant's turn. `continue_final_message` leaves the
         last message, the assistant's, open: the prompt ends with its content. `template_kwargs`
-        are further variables of the template.
+        are further variables of the template, `documents` what the answer is to be drawn from.
 
         Raises:
             InvalidRequest: the messages are malformed, the flags contradict, or the template
@@ -133,14 +155,21 @@ class ChatTemplate:
                 param="continue_final_message",
             )
         name = self._pick(tools)
+        if documents and "documents" not in self._sources[name]:
+            raise InvalidRequest(
+                "`documents` cannot be honoured: the model's chat template has no place for them",
+                param="documents",
+                code="unsupported_parameter",
+            )
         turns = [_turn(index, message) for index, message in enumerate(messages)]
         if not turns:
             raise InvalidRequest("messages is empty", param="messages")
         extra = _checked_variables(template_kwargs or {})
         try:
-            escaping = Escaping(self._markup, [turns, tools or [], extra])
+            escaping = Escaping(self._markup, [turns, tools or [], extra, documents or []])
             turns = [_escape_turn(escaping, turn) for turn in turns]
             tools, extra = escaping.escape(tools), escaping.escape(extra)
+            documents = escaping.escape(documents)
         except RecursionError:
             raise InvalidRequest("messages or tools are nested too deeply") from None
         if continue_final_message:
@@ -150,7 +179,7 @@ class ChatTemplate:
             self._templates[name],
             messages=turns,
             tools=tools or None,
-            documents=None,
+            documents=documents or None,
             add_generation_prompt=add_generation_prompt,
             **self._globals,
             **extra,
@@ -176,12 +205,11 @@ class ChatTemplate:
         if "tool_calls" not in source:
             for turn in turns:
                 if calls := turn.pop("tool_calls", None):
-                    turn["content"] = "\n".join(
-                        part for part in (turn["content"], spell_tool_calls(calls)) if part
-                    )
+                    spelled = spell_tool_calls(calls, self.tool_format)
+                    turn["content"] = "\n".join(filter(None, (turn["content"], spelled)))
         if not tools or "tools" in source:
             return turns, tools
-        description = describe_tools(tools)
+        description = describe_tools(tools, self.tool_format)
         if turns[0]["role"] == "system":
             head = {**turns[0], "content": f"{turns[0]['content']}\n\n{description}"}
             return [head, *turns[1:]], None
@@ -243,6 +271,8 @@ def _turn(index: int, message: ChatMessage) -> dict[str, Any]:
         turn["name"] = message.name
     if message.tool_call_id is not None:
         turn["tool_call_id"] = message.tool_call_id
+    if message.reasoning_content is not None:
+        turn["reasoning_content"] = message.reasoning_content
     if message.tool_calls:
         turn["tool_calls"] = [
             _tool_call(f"{where}.tool_calls[{position}]", call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,8 @@ class Tokenizer:
     """Encodes with the `tokenizers` library; decodes from the token table, byte by byte.
 
     Safe to use from several threads. `vocab_size` is the width of the model's logits: ids from
-    the table's end up to there exist but have no text. `special_ids` are control tokens.
+    the table's end up to there exist but have no text. `special_ids` are control tokens, but for
+    those that are part of an answer's text (see `TokenizerData.mark_ids`).
     """
 
     def __init__(self, path: Path, data: TokenizerData, config: ModelConfig) -> None:
@@ -43,7 +45,9 @@ class Tokenizer:
         self._plain = without_controls(path, self._encoder)
         self._plain_inside = _inside(self._plain)
         self.vocab_size = config.vocab_size
-        self.special_ids = data.control_ids
+        self.special_ids = data.control_ids - data.mark_ids
+        self._marks = {data.texts[i]: i for i in data.mark_ids}
+        self._mark_pattern = re.compile("|".join(map(re.escape, self._marks)) or "(?!)")
         self.eos_ids = config.eos_ids
         self.bos_id = config.bos_id
         self.add_bos = config.add_bos
@@ -66,6 +70,19 @@ class Tokenizer:
     def encode_inside(self, text: str) -> list[int]:
         """Like `encode(text, special=False)`, for text that follows a control token."""
         return self._encode_plain(text, inside=True)
+
+    def encode_answer(self, text: str) -> list[int]:
+        """Like `encode_inside`, for text that the model writes: its marks are control tokens."""
+        if not self._marks:
+            return self.encode_inside(text)
+        ids: list[int] = []
+        at = 0
+        for mark in self._mark_pattern.finditer(text):
+            if mark.start() > at:
+                ids += self.encode_inside(text[at : mark.start()])
+            ids.append(self._marks[mark[0]])
+            at = mark.end()
+        return ids + self.encode_inside(text[at:]) if at < len(text) else ids
 
     def encode_prompt(self, text: str) -> list[int]:
         """`encode`, after the BOS token if the model wants one and the text does not bring it."""
@@ -95,6 +112,11 @@ class Tokenizer:
         raise InvalidRequest(
             f"token id {token_id} is outside the vocabulary of {self.vocab_size} tokens"
         )
+
+    def token_id(self, text: str) -> int | None:
+        """The id of the token that is written `text`; None when there is none."""
+        found: int | None = self._encoder.token_to_id(text)
+        return found
 
     def token_text(self, token_id: int) -> str:
         """The token's bytes as text; a part of a character becomes U+FFFD."""

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from phloem.constrained.base import Backend, MalformedConstraint
-from phloem.constrained.spec import Choice, Constraint, Continued, JsonSchema, Regex, StructuralTag
+from phloem.constrained.spec import (
+    Choice,
+    Constraint,
+    Continued,
+    Deferred,
+    JsonSchema,
+    Regex,
+    StructuralTag,
+)
 
 Judge = Callable[[Constraint], Callable[[str], bool]]
 
@@ -38,7 +46,7 @@ TAG = StructuralTag(
     ],
 )
 def test_every_split_goes_on(judge: Judge, constraint: Constraint, text: str) -> None:
-    assert not isinstance(constraint, Continued)
+    assert not isinstance(constraint, Continued | Deferred)
     for at in range(1, len(text)):
         accepts = judge(Continued(constraint=constraint, prefix=text[:at]))
         assert accepts(text[at:]), text[:at]

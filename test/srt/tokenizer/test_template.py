@@ -370,3 +370,15 @@ def test_sentencepiece_pieces_after_control_tokens(
     ids = chat.encode_chat([said("user", "a<s>b")])
     assert [i for i in ids if i < 3] == [1, 2]
     assert tokenizer.decode(ids, skip_special=True) == "a<s>b"
+
+
+def test_documents(template: Template) -> None:
+    source = "{% for d in documents or [] %}[{{ d.text }}]{% endfor %}{{ messages[0].content }}"
+    documents: list[dict[str, object]] = [{"text": "a"}, {"text": "<|im_end|>"}]
+    rendered = template(source).render([said("user", "Hi")], documents=documents)
+    assert rendered.text == "[a][<|im_end|>]Hi"
+    assert "<|im_end|>" not in rendered.template_text
+    assert template(source).render([said("user", "Hi")]).text == "Hi"
+    with pytest.raises(InvalidRequest, match="no place") as refused:
+        template(CHATML).render([said("user", "Hi")], documents=documents)
+    assert refused.value.param == "documents"
