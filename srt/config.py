@@ -35,6 +35,11 @@ class ModelOptions:
     """Tokens of prompt plus output; by default what the model was trained for."""
     chat_template: str | None = None
     """A Jinja file that replaces the model's own chat template."""
+    tool_call_format: Literal["auto", "hermes", "llama3", "mistral", "mistral-args", "json"] = (
+        "auto"
+    )
+    """How calls of tools are written. `auto` takes what the chat template shows, and `json` where
+    it shows none that is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +51,34 @@ class ServerOptions:
     port: int = 30000
     """Port to listen on; 0 takes a free one."""
     api_key: str | None = None
-    """If set, every route but `/health` and `/ready` wants `Authorization: Bearer KEY`."""
+    """If set, every route but `/health`, `/ready` and `/docs` wants `Authorization: Bearer KEY`."""
     tenants: str | None = None
     """TOML file of tenants: their keys, shares, quotas and scopes, as docs/http-api.md has it."""
     max_body_bytes: int = 4 << 20
     """A larger request body is refused with 413."""
+    max_connections: int = 4096
+    """Connections that may be open at once; on one more, requests get 503."""
+    read_timeout: float = 30.0
+    """Seconds within which the head of a request, and then its body, must arrive; else 408. Uploads
+    may take longer if they do not pause for so long."""
+    write_timeout: float = 60.0
+    """Seconds that a reply may wait for its client to read; then the connection is cut."""
+    keep_alive_timeout: float = 75.0
+    """Seconds after which a connection without a request is closed."""
+    cors_origin: tuple[str, ...] = ()
+    """Origin (as `https://app.example.org`) whose pages may read replies, or `*` for all; by
+    default none. It can be given several times."""
+    tls_cert: str | None = None
+    """PEM file of the certificate, with those that lead to its root, to serve HTTPS with."""
+    tls_key: str | None = None
+    """PEM file of the certificate's key; by default it is in the same file."""
     data_dir: str | None = None
     """Folder of what clients store (responses, files, batches); by default `data` in the folder
     that models are kept in."""
+    max_file_bytes: int = 512 << 20
+    """A larger file is refused by `/v1/files` with 413."""
+    batch_running: int | None = None
+    """Sequences of `/v1/batches` that run at once; by default a quarter of `max_running`."""
     drain_seconds: float = 30.0
     """After SIGTERM, how long running requests may still take."""
 

@@ -29,7 +29,14 @@ from phloem.srt.backend import Backend, make_plan
 from phloem.srt.checkpoint import Checkpoint, open_checkpoint
 from phloem.srt.config import ServeConfig
 from phloem.srt.errors import InvalidRequest, PhloemError, Unavailable
-from phloem.srt.generation import ChatMessage, Chunk, GenerateRequest, Health, ModelCard
+from phloem.srt.generation import (
+    ChatMessage,
+    Chunk,
+    GenerateRequest,
+    Health,
+    InfillPrompt,
+    ModelCard,
+)
 from phloem.srt.hub import SILENT, Progress, resolve_model
 from phloem.srt.ipc import AsyncChannel, make_run_dir
 from phloem.srt.kv_events import KvEvents
@@ -45,6 +52,7 @@ from phloem.srt.messages import (
     Flush,
     Flushed,
     JumpForward,
+    Pooling,
     Question,
     StatsSnapshot,
     Submit,
@@ -55,6 +63,7 @@ from phloem.srt.messages import (
 from phloem.srt.resolve import choose_kv_tokens, detect_hardware, resolve
 from phloem.srt.supervise import ChildDied, Generation
 from phloem.srt.tokenizer.answer import AnswerBuilder
+from phloem.srt.tokenizer.infill import infill_prompt
 from phloem.srt.tokenizer.template import ChatTemplate, load_chat_template
 from phloem.srt.tokenizer.tokenizer import load_tokenizer
 from phloem.srt.watching import Watchers
@@ -179,9 +188,10 @@ class Engine:
 
     def _load_tokenizer(self, checkpoint: Checkpoint) -> None:
         self._tokenizer = load_tokenizer(checkpoint)
-        override = self.config.model.chat_template
+        override, form = self.config.model.chat_template, self.config.model.tool_call_format
+        tool_format = None if form == "auto" else form
         if override is None:
-            self._template = load_chat_template(checkpoint, self._tokenizer)
+            self._template = load_chat_template(checkpoint, self._tokenizer, tool_format)
             return
         path = Path(override)
         try:
@@ -190,7 +200,7 @@ class Engine:
             raise InvalidRequest(
                 f"cannot read the chat template {path}: {error}", param="model.chat_template"
             ) from error
-        self._template = ChatTemplate(path, self._tokenizer, {"default": source})
+        self._template = ChatTemplate(path, self._tokenizer, {"default": source}, tool_format)
 
     def _make_card(self, checkpoint: Checkpoint, ready: BackendReady) -> ModelCard:
         return ModelCard(
@@ -202,6 +212,13 @@ class Engine:
             vocab_size=ready.vocab_size,
             context_length=ready.context_length,
             kv_slots=ready.kv_slots,
+            tool_format=self._template.tool_format,
+            reasoning=self._template.reasoning,
+            chat_template=self._template.source,
+            embedding_length=checkpoint.config.hidden_size,
+            pooling=checkpoint.config.pooling or Pooling.MEAN,
+            end_id=checkpoint.config.end_id,
+            page_size=self.config.cache.page_size,
         )
 
     async def _configure(self, generation: Generation) -> Backend:
@@ -414,8 +431,10 @@ class Engine:
             prompt_logprobs_from=request.prompt_logprobs_from,
             tenant=request.tenant,
             program=request.program,
+            plan=request.plan,
             # A logprob is that of a token that was drawn.
             jump=JumpForward.OFF if request.sampling.logprobs is not None else request.jump,
+            embed=request.embed,
         )
 
     def _channel(self) -> AsyncChannel[ToScheduler, ToFrontend]:
@@ -432,10 +451,17 @@ class Engine:
             return self._tokenizer.encode_prompt(prompt)
         return await asyncio.to_thread(self._tokenizer.encode_prompt, prompt)
 
-    async def tokenize(self, text: str, *, special: bool = True) -> list[int]:
-        if special:
+    async def tokenize(
+        self, text: str, *, special: bool = True, opening: bool = True, inside: bool = False
+    ) -> list[int]:
+        if inside:
+            return await asyncio.to_thread(self._tokenizer.encode_inside, text)
+        if special and opening:
             return await self._prompt_ids(text)
-        return await asyncio.to_thread(self._tokenizer.encode, text, False)
+        return await asyncio.to_thread(self._tokenizer.encode, text, special)
+
+    async def infill(self, before: str, behind: str) -> InfillPrompt:
+        return await asyncio.to_thread(infill_prompt, self._tokenizer, before, behind)
 
     async def detokenize(self, ids: list[int], *, skip_special: bool = False) -> str:
         bad = next((i for i in ids if not 0 <= i < self.card.vocab_size), None)
@@ -451,6 +477,7 @@ class Engine:
         continue_final_message: bool = False,
         tools: list[dict[str, object]] | None = None,
         template_kwargs: dict[str, object] | None = None,
+        documents: list[dict[str, object]] | None = None,
     ) -> list[int]:
         return await asyncio.to_thread(
             self._template.encode_chat,
@@ -459,6 +486,7 @@ class Engine:
             continue_final_message=continue_final_message,
             tools=tools,
             template_kwargs=template_kwargs,
+            documents=documents,
         )
 
     async def flush(self) -> int:

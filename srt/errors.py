@@ -10,6 +10,7 @@
     ├── Conflict                  409  what is asked for does not fit what is there
     ├── PayloadTooLarge           413
     ├── QueueFull                 429  the waiting queue is at its bound; carries retry_after
+    ├── RateLimited               429  the tenant's quota is used up; carries retry_after
     ├── InternalError             500
     ├── Unavailable               503  the backend is starting, restarting or draining
     └── DeadlineExceeded          504
@@ -119,6 +120,11 @@ class QueueFull(PhloemError):
     kind = "rate_limit_error"
 
 
+class RateLimited(PhloemError):
+    status = 429
+    kind = "rate_limit_error"
+
+
 class InternalError(PhloemError):
     status = 500
     kind = "server_error"
@@ -146,6 +152,7 @@ _BY_NAME: dict[str, type[PhloemError]] = {
         Conflict,
         PayloadTooLarge,
         QueueFull,
+        RateLimited,
         InternalError,
         Unavailable,
         DeadlineExceeded,

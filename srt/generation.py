@@ -5,7 +5,7 @@ every protocol (OpenAI, native, DSL) is a thin translation to and from.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -15,12 +15,23 @@ from phloem.srt.errors import InternalError
 from phloem.srt.kv_events import KvEvents
 from phloem.srt.messages import (
     Answer,
+    CallPlan,
     FinishReason,
     JumpForward,
+    Pooling,
     Question,
     SamplingParams,
     StatsSnapshot,
 )
+
+
+class Thoughts(msgspec.Struct, frozen=True):
+    """Where reasoning lies in an answer: from `begin`, with which the answer begins if there is
+    any, to `end`. With `opened` the prompt has the `begin`."""
+
+    begin: str
+    end: str
+    opened: bool = False
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,10 +39,13 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     `prompt` is token ids, or text in which the model's control tokens are recognised (chat prompts
     are rendered to ids by the chat template, where control markup inside user text stays text).
-    Generation ends before the first of `stop` unless `include_stop`. `prompt_logprobs_from` asks
-    for logprobs of prompt tokens from that index on. `tenant` is whom it counts for; `program` the
-    program it is a call of. `jump` says what becomes of tokens that the constraint forces; where
-    logprobs are asked for, every token is sampled.
+    Generation ends before the first of `stop`, or of what a pattern of `stop_regex` matches, unless
+    `include_stop`. `prompt_logprobs_from` asks for logprobs of prompt tokens from that index on.
+    `tenant` is whom it counts for; `program` the program it is a call of, `plan` what that says of
+    calls to come. `jump` says what becomes of tokens that the constraint forces; where logprobs are
+    asked for, every token is sampled.
+    `embed` asks for the prompt's embedding, and for nothing else: then `sampling.max_tokens` is 0,
+    and there is no constraint. `thoughts` has the tokens of the model's reasoning counted.
     """
 
     prompt: str | list[int]
@@ -39,6 +53,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     rid: str | None = None
     constraint: Constraint | None = None
     stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
     namespace: str = ""
@@ -47,21 +62,27 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs_from: int | None = None
     tenant: str = ""
     program: str = ""
+    plan: CallPlan | None = None
     jump: JumpForward = JumpForward.CANONICAL
+    embed: Pooling | None = None
+    thoughts: Thoughts | None = None
 
 
 class Logprob(msgspec.Struct, frozen=True):
-    """A token's text, its exact bytes, and its logprob; `top` are the best alternatives."""
+    """A token's text, its exact bytes, and its logprob; `top` are the best alternatives, `chosen`
+    the `logprob_token_ids`."""
 
     token_id: int
     text: str
     data: bytes
     logprob: float
     top: list[Logprob] = []
+    chosen: list[Logprob] = []
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """How a request ended. `matched` is the stop string or the token id that ended it."""
+    """How a request ended. `matched` is the stop string, the pattern or the token id that ended
+    it."""
 
     reason: FinishReason
     matched: str | int | None = None
@@ -102,9 +123,12 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     queue taken) and has no text: whoever waits for it can still answer with an error status. The
     last one has `finish`. Counts are totals so far. `cached_tokens` of the prompt were taken from
     the radix tree when the request was first admitted; it is 0 before the first token.
-    `forced_tokens` of the output were forced by its constraint and not sampled.
+    `forced_tokens` of the output were forced by its constraint and not sampled; `reasoning_tokens`
+    are those of its `Thoughts`, with their marks.
     `prompt_logprobs` comes once; its first entry is None when it begins at token 0. `constraint`
     comes with `finish`, `fields` with the text that completes them, both from the HTTP layer.
+    `embedding` comes with `finish`: float32, little-endian, `ModelCard.embedding_length` of them,
+    as the model gave them (not normalised).
     """
 
     rid: str
@@ -119,9 +143,11 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int = 0
     queue_seconds: float = 0.0
     forced_tokens: int = 0
+    reasoning_tokens: int = 0
     closed_by_budget: bool = False
     constraint: ConstraintOutcome | None = None
     fields: list[FieldValue] = []
+    embedding: bytes | None = None
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,8 +192,27 @@ async def collect(chunks: AsyncIterator[Chunk]) -> Completion:
     raise InternalError("the answer ended without a finish reason")
 
 
+ToolFormatName = Literal["hermes", "llama3", "mistral", "mistral-args", "json"]
+
+
+class ReasoningMarks(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model thinks before it answers stands between `begin` and `end`. Its chat template
+    turns that on or off by the variable `switch`, if it can, and knows `efforts` or not."""
+
+    begin: str
+    end: str
+    switch: str | None = None
+    efforts: bool = False
+
+
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server may say of the model it serves."""
+    """What the server may say of the model it serves.
+
+    Embeddings have `embedding_length` numbers. `pooling` is how its checkpoint says they are made
+    (a model that was not made for it says nothing: the mean), and `end_id`, if it wants one, the
+    token that it wants behind each text. Calls of tools are written in `tool_format`; a model that
+    thinks has `reasoning`. `chat_template` is Jinja, empty where there is none.
+    """
 
     name: str
     path: str
@@ -177,6 +222,13 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     context_length: int
     kv_slots: int
+    embedding_length: int
+    page_size: int = 1
+    pooling: Pooling = Pooling.MEAN
+    end_id: int | None = None
+    tool_format: ToolFormatName = "json"
+    reasoning: ReasoningMarks | None = None
+    chat_template: str = ""
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,6 +249,14 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     name: str | None = None
     tool_calls: list[dict[str, object]] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class InfillPrompt(NamedTuple):
+    """A prompt for the text of a gap; `stop_token_ids` end it beside the model's end tokens."""
+
+    ids: list[int]
+    stop_token_ids: tuple[int, ...] = ()
 
 
 class EngineClient(Protocol):
@@ -215,9 +275,17 @@ class EngineClient(Protocol):
         mean that nothing was computed. Closing the iterator aborts the request."""
         ...
 
-    async def tokenize(self, text: str, *, special: bool = True) -> list[int]:
-        """Text → ids: with `special` exactly those of a prompt (control tokens are recognised, and
-        the model's opening token is put in front), without it those of plain text."""
+    async def tokenize(
+        self, text: str, *, special: bool = True, opening: bool = True, inside: bool = False
+    ) -> list[int]:
+        """Text → ids: with `special` those of a prompt (control tokens are recognised, and with
+        `opening` the model's opening token is put in front), without it those of plain text, and
+        `inside` of plain text that goes on from other text."""
+        ...
+
+    async def infill(self, before: str, behind: str) -> InfillPrompt:
+        """The prompt for what lies between two texts. Raises `InvalidRequest` when the model was
+        not made for it."""
         ...
 
     async def detokenize(self, ids: list[int], *, skip_special: bool = False) -> str: ...
@@ -230,6 +298,7 @@ class EngineClient(Protocol):
         continue_final_message: bool = False,
         tools: list[dict[str, object]] | None = None,
         template_kwargs: dict[str, object] | None = None,
+        documents: list[dict[str, object]] | None = None,
     ) -> list[int]:
         """The chat prompt as token ids. Raises `InvalidRequest` with the template's own reason."""
         ...

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import resource
 import signal
 import socket
+import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from phloem.srt.config import ServeConfig, ServerOptions
 from phloem.srt.engine import Engine
@@ -24,6 +26,11 @@ from phloem.srt.resolve import Resolved
 
 if TYPE_CHECKING:
     from aiohttp import web
+
+    from phloem.srt.http.connections import Listener
+
+OTHER_FILES: Final = 512
+"""Files that may be open beside connections: sockets of the processes, models, what is stored."""
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +61,9 @@ def serve(
 async def _serve(
     config: ServeConfig, on_ready: Callable[[ReadyInfo], None], progress: Progress
 ) -> int:
+    tls = _tls_context(config.server)
     listener = _bind(config.server)  # before the model is loaded: a taken port is told at once
+    _allow_files(config.server.max_connections)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -75,16 +84,16 @@ async def _serve(
         stopping.cancel()
         listener.close()
         raise
-    web_app = app.create_app(engine, config.server, data_dir=_data_dir(config.server))
+    web_app = app.create_app(engine, _server_options(config), data_dir=_data_dir(config.server))
     runner = app.make_runner(web_app)
     await runner.setup()
-    site = app.listen_on(runner, listener)
+    site = app.listen_on(runner, listener, tls)
     await site.start()
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     on_ready(
         ReadyInfo(
-            url=f"http://{shown}:{port}",
+            url=f"{'http' if tls is None else 'https'}://{shown}:{port}",
             card=engine.card,
             resolved=engine.resolved,
             startup=engine.startup,
@@ -101,7 +110,7 @@ def _import_app() -> ModuleType:
 
 
 async def _shut_down(
-    engine: Engine, runner: web.AppRunner, site: web.SockSite, drain_seconds: float
+    engine: Engine, runner: web.AppRunner, site: Listener, drain_seconds: float
 ) -> None:
     """Take no new connection, let running requests finish, then end everything. A second signal
     ends the waiting."""
@@ -111,6 +120,7 @@ async def _shut_down(
         loop.add_signal_handler(number, again.set)
     log.info("shutting down: running requests have %g s to finish", drain_seconds)
     await site.stop()
+    await runner.shutdown()  # what runs for nobody who waits need not finish
     draining = asyncio.create_task(engine.close(drain_seconds))
     hurry = asyncio.create_task(again.wait())
     await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
@@ -140,6 +150,58 @@ def _bind(options: ServerOptions) -> socket.socket:
             param="server.host",
         ) from None
     return listener
+
+
+def _server_options(config: ServeConfig) -> ServerOptions:
+    """The HTTP face's options, with the default that hangs on the scheduler's."""
+    share = max(1, config.scheduler.max_running // 4)
+    return replace(config.server, batch_running=config.server.batch_running or share)
+
+
+def _tls_context(options: ServerOptions) -> ssl.SSLContext | None:
+    """What HTTPS is served with, if it is. Raises `InvalidRequest` naming the file at fault."""
+    if options.tls_cert is None:
+        if options.tls_key is not None:
+            raise InvalidRequest("tls_key needs tls_cert beside it", param="server.tls_cert")
+        return None
+    for option, path in (("tls_cert", options.tls_cert), ("tls_key", options.tls_key)):
+        try:
+            if path is not None:
+                Path(path).read_bytes()
+        except OSError as error:
+            raise InvalidRequest(
+                f"cannot read {path}: {error.strerror or error}", param=f"server.{option}"
+            ) from error
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)  # TLS 1.2 or later
+    try:
+        context.load_cert_chain(options.tls_cert, options.tls_key, password=_no_password)
+    except ssl.SSLError as error:
+        files = " and ".join(filter(None, (options.tls_cert, options.tls_key)))
+        raise InvalidRequest(
+            f"{files} are no certificate and its key in PEM ({error.reason or error})",
+            param="server.tls_cert",
+        ) from error
+    return context
+
+
+def _no_password() -> str:
+    raise InvalidRequest(
+        "the key is encrypted; a server cannot be asked for its password", param="server.tls_key"
+    )
+
+
+def _allow_files(connections: int) -> None:
+    """Raise the limit of open files, if it is lower, so that so many connections can be open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < wanted:
+        log.warning(
+            "the system allows %d open files, too few for %d connections", most, connections
+        )
 
 
 def _data_dir(options: ServerOptions) -> Path:

@@ -53,8 +53,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     min-p, draw.
 
     `temperature` 0 is greedy (ties go to the lowest id). `top_k` 0 is off. `seed` None draws one
-    at admission. `max_tokens` None means up to the context's end. `logprobs` is the number of top
-    alternatives to report beside the sampled token, None for no logprobs at all.
+    at admission. `max_tokens` None means up to the context's end. Only `allowed_token_ids` are
+    drawn, if there are any. `logprobs` is the number of top alternatives to report beside the
+    sampled token, None for no logprobs at all; `prompt_logprobs` that of prompt tokens, by default
+    the same; `logprob_token_ids` are reported as well, wherever a logprob is.
     """
 
     temperature: float = 1.0
@@ -72,15 +74,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ignore_eos: bool = False
     logprobs: int | None = None
     logprobs_mode: LogprobsMode = LogprobsMode.RAW
+    allowed_token_ids: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
 
 
 class TokenLogprob(Wire, frozen=True):
-    """Logprob of one token, and the top alternatives as parallel lists, best first."""
+    """Logprob of one token, and the top alternatives as parallel lists, best first. `chosen` are
+    those of the `logprob_token_ids`, in their order."""
 
     token: int
     logprob: float
     top_tokens: list[int] = []
     top_logprobs: list[float] = []
+    chosen: list[float] = []
 
 
 # --------------------------------------------------------------------------- frontend → scheduler
@@ -94,12 +101,35 @@ class JumpForward(StrEnum):
     CANONICAL = "canonical"  # while one text is legal, in the tokenizer's own split
 
 
+class Pooling(StrEnum):
+    """Which hidden states of a prompt, after the model's last norm, make its embedding."""
+
+    MEAN = "mean"  # the mean over all tokens
+    LAST = "last"  # that of the last token
+
+
+class CallPlan(Wire, frozen=True):
+    """What a program says of what comes after a call (docs/programs.md); all of it may be wrong.
+
+    `remaining` calls are not sent yet: 0 ends the program with those that are. `fork` of them go on
+    from this one's prompt and answer. It is one of `width` siblings of a `group`, which are joined.
+    `next_constraints` are those of calls to come.
+    """
+
+    remaining: int | None = None
+    fork: int = 0
+    group: str = ""
+    width: int = 0
+    next_constraints: list[Constraint] = []
+
+
 class Submit(Wire, frozen=True, tag="submit"):
     """A request, tokenised. `prompt` is packed. `prompt_logprobs_from` asks for the logprobs of
     prompt tokens from that index on (index 0 has none). `deadline_s` counts from receipt.
     `namespace` keeps its KV apart from other namespaces' (tenant, cache salt). `tenant` is whom
-    fair shares and quotas count it for; `program` names the program it is a call of. `jump` is
-    for constrained requests; one that wants logprobs does not jump, since each is sampled."""
+    fair shares and quotas count it for; `program` names the program it is a call of, which may have
+    a `plan`. `jump` is for constrained requests; one that wants logprobs does not jump, since each
+    is sampled. `embed` asks for the prompt's embedding and nothing else: max_tokens is 0 then."""
 
     rid: str
     prompt: bytes
@@ -112,6 +142,8 @@ class Submit(Wire, frozen=True, tag="submit"):
     tenant: str = ""
     program: str = ""
     jump: JumpForward = JumpForward.OFF
+    embed: Pooling | None = None
+    plan: CallPlan | None = None
 
 
 class Abort(Wire, frozen=True, tag="abort"):
@@ -133,7 +165,8 @@ class Drain(Wire, frozen=True, tag="drain"):
 
 
 class EndProgram(Wire, frozen=True, tag="end_program"):
-    """No call of `program` follows: what it alone used may go first. Not answered."""
+    """No call of `program` follows: what it alone used may go first, and nothing is held for it.
+    Not answered."""
 
     program: str
 
@@ -183,7 +216,8 @@ class Tokens(Wire, frozen=True, tag="tokens"):
     `closed_by_budget` when the choice of one was narrowed so that its text is complete in time.
     `cached_tokens` of the prompt were taken from the radix tree. `matched` is the token id that
     stopped it, if one did. `prompt_logprobs` comes once, with the first `Tokens`. A request of
-    max_tokens 0 ends with no token at all.
+    max_tokens 0 ends with no token at all. `embedding` (float32, little-endian) comes with the end
+    of a request that asked for it.
     """
 
     rid: str
@@ -197,6 +231,7 @@ class Tokens(Wire, frozen=True, tag="tokens"):
     queue_seconds: float = 0.0
     forced_tokens: int = 0
     closed_by_budget: bool = False
+    embedding: bytes | None = None
 
 
 class Failed(Wire, frozen=True, tag="failed"):
@@ -266,7 +301,8 @@ class RowStart(Wire, frozen=True):
     `prefix_slots` (packed) hold the KV of tokens [0, start of this step's tokens). `stop_ids` are
     all ids that end the request, banned until `min_tokens` were produced. `history` (packed) is
     every token before this step's, sent only when penalties need it. `prompt_len` separates
-    prompt from output in the row's sequence.
+    prompt from output in the row's sequence. A row that is to `embed` samples nothing; for a mean
+    it has no prefix.
     """
 
     prompt_len: int
@@ -276,6 +312,7 @@ class RowStart(Wire, frozen=True):
     stop_ids: list[int]
     history: bytes = b""
     prompt_logprobs_from: int | None = None
+    embed: Pooling | None = None
 
 
 class RowPlan(Wire, frozen=True):
@@ -321,7 +358,8 @@ class WorkerReady(Wire, frozen=True, tag="worker_ready"):
 
 class RowResult(Wire, frozen=True):
     """What a row gave. `token` is -1 when nothing was sampled or `error` is set; the error is the
-    request's own fault if `too_dear`: its constraint costs too much."""
+    request's own fault if `too_dear`: its constraint costs too much. `embedding` comes with the
+    last token of a prompt that is embedded."""
 
     epoch: int
     token: int = -1
@@ -330,6 +368,7 @@ class RowResult(Wire, frozen=True):
     error: str | None = None
     too_dear: bool = False
     closing: bool = False
+    embedding: bytes | None = None
 
 
 class StepResult(Wire, frozen=True, tag="result"):

@@ -14,10 +14,11 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 import psutil
 
-from phloem.srt.config import CacheOptions, ServeConfig
+from phloem.srt.config import CacheOptions, ServeConfig, ServerOptions
 from phloem.srt.errors import InvalidRequest
 from phloem.srt.kernels.cpu.library import (
     ISA_VARIABLE,
@@ -355,6 +356,12 @@ def check_ranges(asked: ServeConfig) -> None:
         ("model.context_length", asked.model.context_length, 1),
         ("server.port", asked.server.port, 0),
         ("server.max_body_bytes", asked.server.max_body_bytes, 1),
+        ("server.max_file_bytes", asked.server.max_file_bytes, 1),
+        ("server.batch_running", asked.server.batch_running, 1),
+        ("server.max_connections", asked.server.max_connections, 1),
+        ("server.read_timeout", asked.server.read_timeout, 1),
+        ("server.write_timeout", asked.server.write_timeout, 1),
+        ("server.keep_alive_timeout", asked.server.keep_alive_timeout, 1),
         ("server.drain_seconds", asked.server.drain_seconds, 0),
         ("cache.kv_tokens", asked.cache.kv_tokens, MIN_KV_TOKENS),
         ("scheduler.max_running", asked.scheduler.max_running, 1),
@@ -394,10 +401,29 @@ def check_ranges(asked: ServeConfig) -> None:
             "kv_tiers keeps what requests share; disable_radix_cache lets them share nothing",
             param="cache.kv_tiers",
         )
-    if asked.server.port > 65_535:
+    _check_server(asked.server)
+
+
+def _check_server(server: ServerOptions) -> None:
+    if server.port > 65_535:
         raise InvalidRequest(
-            f"server.port is {asked.server.port}; the largest is 65535", param="server.port"
+            f"server.port is {server.port}; the largest is 65535", param="server.port"
         )
+    for origin in server.cors_origin:
+        if origin != "*" and not _is_origin(origin):
+            raise InvalidRequest(
+                f"{origin!r} is no origin; one looks like https://app.example.org:8443",
+                param="server.cors_origin",
+            )
+
+
+def _is_origin(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        _ = parts.port
+    except ValueError:
+        return False
+    return bool(parts.scheme and parts.hostname) and text == f"{parts.scheme}://{parts.netloc}"
 
 
 def detect_hardware(root: Path = Path("/")) -> Hardware:

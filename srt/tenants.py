@@ -5,6 +5,9 @@
     weight = 2.0               # share of the server when it is full
     priority = 0               # added to each request's own
     kv_quota = 50_000          # KV slots its running requests may hold; by default no limit
+    requests_per_minute = 600  # by default no limit, as for the next two
+    tokens_per_minute = 90_000 # of prompts and outputs together
+    max_concurrent = 16        # requests that run at once
     share = false              # true: its KV is in the namespace that is common to all who share
     scopes = ["inference"]     # and "admin": look into the cache, change it, change the order
 
@@ -43,19 +46,29 @@ class Scope(StrEnum):
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     """One who is served. `weight` is what fair shares compare; `kv_quota`, in slots, bounds what
-    running requests hold (None: no bound). With `share`, KV is common with all who share."""
+    running requests hold, `max_concurrent` how many they are, and the rates what is asked for in a
+    minute (None: no bound). With `share`, KV is common with all who share."""
 
     name: str
     key_sha256: tuple[str, ...] = ()
     weight: float = 1.0
     priority: int = 0
     kv_quota: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_concurrent: int | None = None
     share: bool = False
     scopes: frozenset[Scope] = frozenset({Scope.INFERENCE})
 
     @property
     def admin(self) -> bool:
         return Scope.ADMIN in self.scopes
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is a bound on what it may ask for."""
+        limits = (self.requests_per_minute, self.tokens_per_minute, self.max_concurrent)
+        return any(limit is not None for limit in limits)
 
     def namespace(self, *salts: str | None) -> str:
         """The namespace of KV for the salts that were given. Distinct salts never meet, nor do
@@ -110,11 +123,17 @@ def load_tenants(path: str | Path) -> dict[str, Tenant]:
     return tenants
 
 
+_AtLeastOne = Annotated[int, Meta(ge=1)]
+
+
 class _Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     key_sha256: str | list[str]
     weight: Annotated[float, Meta(gt=0)] = 1.0
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0
-    kv_quota: Annotated[int, Meta(ge=1)] | None = None
+    kv_quota: _AtLeastOne | None = None
+    requests_per_minute: _AtLeastOne | None = None
+    tokens_per_minute: _AtLeastOne | None = None
+    max_concurrent: _AtLeastOne | None = None
     share: bool = False
     scopes: Annotated[tuple[Scope, ...], Meta(min_length=1)] = (Scope.INFERENCE,)
 
@@ -142,6 +161,9 @@ def _tenant(path: str | Path, name: str, value: object) -> Tenant:
         weight=table.weight,
         priority=table.priority,
         kv_quota=table.kv_quota,
+        requests_per_minute=table.requests_per_minute,
+        tokens_per_minute=table.tokens_per_minute,
+        max_concurrent=table.max_concurrent,
         share=table.share,
         scopes=frozenset(table.scopes),
     )

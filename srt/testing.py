@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from phloem.srt.messages import RowPlan, RowResult, StepPlan, StepResult, TokenLogprob, WorkerReady
+from phloem.srt.messages import (
+    Pooling,
+    RowPlan,
+    RowResult,
+    StepPlan,
+    StepResult,
+    TokenLogprob,
+    WorkerReady,
+)
 from phloem.srt.tier.chain import KEY_BYTES
 from phloem.srt.tier_messages import (
     FromTier,
@@ -53,6 +61,8 @@ class _Row:
     last_token: int | None = None
     prompt_logprobs_from: int | None = None
     stop_ids: frozenset[int] = frozenset()
+    embed: Pooling | None = None
+    pooled: int = 0
 
 
 @dataclass
@@ -62,7 +72,7 @@ class FakeWorker:
     A plan that lets a row read a slot with another prefix raises `ProtocolViolation`: a slot that
     was freed too early, shared wrongly or never computed cannot go unnoticed. The sampled token is
     a function of the row's tokens alone (`next_token`), so an answer must not depend on caching,
-    batching, chunking or preemption.
+    batching, chunking or preemption. So is the embedding (`embedding_of`).
     """
 
     kv_slots: int
@@ -95,6 +105,14 @@ class FakeWorker:
             state = chain(state, token)
         return self._draw(state)
 
+    def embedding_of(self, tokens: Sequence[int], pooling: Pooling) -> bytes:
+        """The embedding of `tokens`: of a mean every token's prefix has its part."""
+        state = pooled = 0
+        for token in tokens:
+            state = chain(state, token)
+            pooled = pooled * 31 + state & _MASK
+        return (pooled if pooling is Pooling.MEAN else state).to_bytes(8, "little")
+
     def _draw(self, state: int) -> int:
         return self.sample(state) if self.sample is not None else (state >> 23) % self.vocab_size
 
@@ -125,13 +143,23 @@ class FakeWorker:
                 prompt_logprobs.append(TokenLogprob(token, -float(position)))
             written.add(slot)
             before, state = state, chain(state, token)
+            row.pooled = row.pooled * 31 + state & _MASK
             self.kv[slot] = (position, before, state)
             row.slots.append(slot)
             self.computed += 1
         if not plan.sample:
-            return RowResult(plan.epoch, prompt_logprobs=prompt_logprobs or None)
+            embedding = self._embedding(row, state)
+            return RowResult(
+                plan.epoch, prompt_logprobs=prompt_logprobs or None, embedding=embedding
+            )
         row.last_token = self._draw(state)
         return RowResult(plan.epoch, row.last_token, prompt_logprobs=prompt_logprobs or None)
+
+    @staticmethod
+    def _embedding(row: _Row, state: int) -> bytes | None:
+        if row.embed is None or len(row.slots) < row.prompt_len:
+            return None
+        return (row.pooled if row.embed is Pooling.MEAN else state).to_bytes(8, "little")
 
     def _row_of(self, plan: RowPlan) -> _Row:
         if plan.start is not None:
@@ -144,7 +172,10 @@ class FakeWorker:
                 unpack(start.prefix_slots),
                 prompt_logprobs_from=start.prompt_logprobs_from,
                 stop_ids=frozenset(start.stop_ids),
+                embed=start.embed,
             )
+            if start.embed is Pooling.MEAN and start.prefix_slots:
+                raise ProtocolViolation("a mean over tokens that are not computed")
         row = self._rows.get(plan.row)
         if row is None or row.epoch != plan.epoch:
             raise ProtocolViolation(f"row {plan.row} was not started for epoch {plan.epoch}")

@@ -12,6 +12,7 @@ from importlib.metadata import version
 
 from cyclopts import App, Parameter
 
+from phloem.srt.cli.batch import batch
 from phloem.srt.cli.bench import bench
 from phloem.srt.cli.chat import chat
 from phloem.srt.cli.doctor import doctor
@@ -22,6 +23,7 @@ from phloem.srt.cli.replay import replay
 from phloem.srt.cli.run import run
 from phloem.srt.cli.serve import serve
 from phloem.srt.cli.settings import Settings
+from phloem.srt.cli.trace import trace
 from phloem.srt.errors import InvalidConstraint, PhloemError
 
 
@@ -39,12 +41,14 @@ def make_app() -> App:
         "serve": serve,
         "run": run,
         "chat": chat,
+        "batch": batch,
         "pull": pull,
         "list": list_,
         "show": show,
         "rm": rm,
         "quantize": quantize,
         "bench": bench,
+        "trace": trace,
         "replay": replay,
         "doctor": doctor,
     }

@@ -42,6 +42,7 @@ def render_banner(
         ),
         ("backend", f"{computes}{_because(reasons, 'backend')}"),
         ("threads", f"{resolved.threads}{_because(reasons, 'threads')}"),
+        ("tool calls", _chat(card)),
         ("start-up", _startup(startup)),
     ]
     if resolved.config.cache.kv_tiers is not None:
@@ -71,6 +72,12 @@ def _reachable(url: str) -> str:
 
 def _because(reasons: dict[str, str], name: str) -> str:
     return f" ({reasons[name]})" if name in reasons else ""
+
+
+def _chat(card: ModelCard) -> str:
+    """What the chat template says of the model."""
+    thinks = ", reasoning kept apart" if card.reasoning is not None else ""
+    return f"{card.tool_format}{thinks}"
 
 
 def _startup(startup: dict[str, float]) -> str:

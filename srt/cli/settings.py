@@ -1,6 +1,7 @@
 """Options from a TOML file and from the environment, for the commands that take `--config`.
 
 An option is named as its flag: `kv_tokens = 8192` in the file, `PHLOEM_KV_TOKENS=8192` in the
+environment. What may be given several times is a list in the file, and has commas in the
 environment. A name that is no option is an error, as is a value of the wrong type.
 """
 
@@ -14,7 +15,7 @@ import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import msgspec
 from cyclopts import App, ArgumentCollection, CycloptsError, Token
@@ -24,7 +25,7 @@ from phloem.srt.config import ServeConfig
 
 DEFAULT_FILE = Path("phloem.toml")
 PREFIX = "PHLOEM_"
-OTHER_VARIABLES = frozenset({"PHLOEM_HOME"})
+OTHER_VARIABLES = frozenset({"PHLOEM_HOME", "PHLOEM_TRACE"})
 """Variables that are no options."""
 
 
@@ -57,16 +58,19 @@ class Settings:
 
     @staticmethod
     def _from_environment() -> dict[str, Token]:
-        variables = {PREFIX + option.upper(): option for option in option_types()}
+        types = option_types()
+        variables = {PREFIX + option.upper(): option for option in types}
         found = {}
         for variable, value in os.environ.items():
             if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES:
                 continue
             if variable not in variables:
                 raise _unknown("environment variable", variable, [*variables, *OTHER_VARIABLES])
-            found[variables[variable]] = Token(
-                keyword=variable, value=value, source="the environment"
-            )
+            option = variables[variable]
+            token = Token(keyword=variable, value=value, source="the environment")
+            if get_origin(types[option]) is tuple:
+                token = token.evolve(implicit_value=tuple(value.split(",")))
+            found[option] = token
         return found
 
     @staticmethod

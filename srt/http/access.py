@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Mapping
-from enum import Enum, auto
+from collections.abc import Mapping
 from typing import Final
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from phloem.srt.errors import Forbidden, InvalidRequest, Unauthorized
+from phloem.srt.http.routes import Access, route_of
 from phloem.srt.tenants import OPERATOR, Scope, Tenant
 
-
-class Access(Enum):
-    """What a route asks for."""
-
-    OPEN = auto()  # nothing
-    KEY = auto()  # any key that is known
-    INFERENCE = auto()  # a key of that scope
-    ADMIN = auto()
-
-
-ACCESS: Final = web.AppKey("access", dict[str, Access])
-"""Pattern of each route → what it asks for."""
+KEY_HEADER: Final = "X-Api-Key"
 
 CALLER: Final = web.RequestKey("caller", Tenant)
 """Whose key a request came with."""
@@ -47,20 +36,22 @@ class Keyring:
                 raise InvalidRequest("the API key is also a tenant's", param="server.api_key")
             self._keys.append((digest, OPERATOR))
 
-    def caller(self, authorization: str) -> Tenant:
-        """Whose key an `Authorization` header has; the operator where no key is asked for. Raises
-        `Unauthorized`.
+    def caller(self, authorization: str, api_key: str = "") -> Tenant:
+        """Whose key an `Authorization` header has, or else `X-Api-Key`; the operator where no key
+        is asked for. Raises `Unauthorized`.
 
         The time it takes says nothing of the keys: hashes are compared, and always all of them.
         """
         if not self._keys:
             return OPERATOR
-        scheme, _, token = authorization.partition(" ")
+        scheme, _, token = (authorization or f"Bearer {api_key}").partition(" ")
         key = token.strip().encode("utf-8", "surrogateescape")
         digest = hashlib.sha256(key).digest()
         found = [tenant for known, tenant in self._keys if hmac.compare_digest(known, digest)]
         if scheme.lower() != "bearer" or not key or not found:
-            raise Unauthorized("A valid API key is needed: `Authorization: Bearer KEY`.")
+            raise Unauthorized(
+                f"A valid API key is needed: `Authorization: Bearer KEY` or `{KEY_HEADER}: KEY`."
+            )
         return found[0]
 
     def acting_for(self, caller: Tenant, name: str | None) -> Tenant:
@@ -87,13 +78,12 @@ def access_middleware(keyring: Keyring) -> Middleware:
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        resource = request.match_info.route.resource
-        wanted = Access.KEY
-        if resource is not None:
-            wanted = request.config_dict[ACCESS][resource.canonical]
+        route = route_of(request)
+        wanted = Access.KEY if route is None else route.access
         if wanted is Access.OPEN or request.method == hdrs.METH_OPTIONS:
             return await handler(request)
-        caller = keyring.caller(request.headers.get(hdrs.AUTHORIZATION, ""))
+        headers = request.headers
+        caller = keyring.caller(headers.get(hdrs.AUTHORIZATION, ""), headers.get(KEY_HEADER, ""))
         scope = _SCOPES.get(wanted)
         if scope is not None and scope not in caller.scopes:
             raise Forbidden(
@@ -104,13 +94,3 @@ def access_middleware(keyring: Keyring) -> Middleware:
         return await handler(request)
 
     return check
-
-
-def add_routes(app: web.Application, routes: Mapping[Access, Iterable[web.RouteDef]]) -> None:
-    """Add routes under the access that they ask for, so that none can be without."""
-    app[ACCESS] = {
-        route.resource.canonical: access
-        for access, definitions in routes.items()
-        for route in app.add_routes(definitions)
-        if route.resource is not None
-    }

@@ -1,8 +1,14 @@
-"""The web application: routes, middlewares, and a runner that notices when clients leave."""
+"""The web application: routes, middlewares, and a runner that notices when clients leave.
+
+A route is added by a `Route` (see `routes`) in the `ROUTES` of its handler's module, which `GROUPS`
+lists: who may call it and what it reads and replies stand there, so that the access check and
+`/openapi.json` know of it.
+"""
 
 from __future__ import annotations
 
 import socket
+import ssl
 from pathlib import Path
 from typing import Final
 
@@ -10,16 +16,62 @@ from aiohttp import web
 
 from phloem.srt.config import ServerOptions
 from phloem.srt.generation import EngineClient
-from phloem.srt.http import cache_routes, native_routes, openai_routes, ops, scheduler_routes
-from phloem.srt.http.access import Access, Keyring, access_middleware, add_routes
+from phloem.srt.http import (
+    cache_routes,
+    native_ops,
+    native_routes,
+    openai_routes,
+    openapi,
+    ops,
+    program_routes,
+    scheduler_routes,
+    scoring_routes,
+)
+from phloem.srt.http.access import Keyring, access_middleware
+from phloem.srt.http.anthropic import routes as anthropic_routes
+from phloem.srt.http.batches import routes as batch_routes
+from phloem.srt.http.batches import service as batch_service
+from phloem.srt.http.connections import GATES, Gates, Listener
 from phloem.srt.http.context import SERVING, Serving
+from phloem.srt.http.cors import Cors
+from phloem.srt.http.embeddings import routes as embedding_routes
 from phloem.srt.http.middleware import (
     error_middleware,
     metrics_middleware,
     request_id_middleware,
+    tell_quotas,
 )
+from phloem.srt.http.ollama import routes as ollama_routes
+from phloem.srt.http.rate_limits import Quotas
+from phloem.srt.http.responses import routes as responses_routes
+from phloem.srt.http.responses.service import responses_context
+from phloem.srt.http.routes import Route, add_routes
 from phloem.srt.metrics.prometheus import ServerMetrics
 from phloem.srt.tenants import load_tenants
+
+GROUPS: Final[dict[str, tuple[Route, ...]]] = {
+    "OpenAI": (
+        *openai_routes.ROUTES,
+        *responses_routes.ROUTES,
+        *embedding_routes.ROUTES,
+        *ops.MODEL_ROUTES,
+    ),
+    "Files and batches": batch_routes.ROUTES,
+    "Anthropic": anthropic_routes.ROUTES,
+    "Ollama": ollama_routes.ROUTES,
+    "Native": (
+        *native_routes.ROUTES,
+        *native_ops.ROUTES,
+        *embedding_routes.NATIVE_ROUTES,
+        *scoring_routes.ROUTES,
+        *ops.TOKEN_ROUTES,
+    ),
+    "Cache": cache_routes.ROUTES,
+    "Programs": program_routes.ROUTES,
+    "Scheduler": scheduler_routes.ROUTES,
+    "Server": (*ops.ROUTES, *openapi.ROUTES),
+}
+"""Every route there is, by the protocol that it belongs to, in the documentation's order."""
 
 KEEPALIVE_SECONDS: Final = 15.0
 SHUTDOWN_SECONDS: Final = 5.0
@@ -39,24 +91,36 @@ def create_app(
     """
     tenants = {} if options.tenants is None else load_tenants(options.tenants)
     keyring = Keyring(options.api_key, tenants)
+    cors, gates = Cors(options.cors_origin), Gates(options)
     app = web.Application(
         client_max_size=options.max_body_bytes,
         middlewares=[
+            gates.handling,
             request_id_middleware,
             metrics_middleware,
+            cors.preflight,
             error_middleware,
             access_middleware(keyring),
+            gates.reading,
         ],
     )
+    app[GATES] = gates
+    app.on_response_prepare.append(tell_quotas)
+    cors.attach(app)
     app[SERVING] = Serving(
         engine=engine,
         options=options,
         keyring=keyring,
+        quotas=Quotas(tenants),
         metrics=ServerMetrics(lambda: engine.stats, engine.health),
         keepalive_s=keepalive_s,
         data_dir=data_dir,
     )
-    add_routes(app, _routes())
+    app.on_response_prepare.append(anthropic_routes.add_request_id)
+    app.cleanup_ctx.append(responses_context)
+    batch_service.install(app)
+    add_routes(app, GROUPS)
+    app[openapi.DOCUMENT] = openapi.ApiDocument(GROUPS, ops.package_version())
     return app
 
 
@@ -67,6 +131,7 @@ def make_runner(app: web.Application) -> web.AppRunner:
     """
     return web.AppRunner(
         app,
+        keepalive_timeout=app[SERVING].options.keep_alive_timeout,
         handler_cancellation=True,
         handle_signals=False,
         access_log=None,
@@ -74,61 +139,9 @@ def make_runner(app: web.Application) -> web.AppRunner:
     )
 
 
-def listen_on(runner: web.AppRunner, listener: socket.socket) -> web.SockSite:
-    """A site that accepts connections on a bound socket, once started."""
-    return web.SockSite(runner, listener, backlog=1024)
-
-
-def _routes() -> dict[Access, list[web.RouteDef]]:
-    """Every route there is, under what it asks for."""
-    routes: dict[Access, list[web.RouteDef]] = {access: [] for access in Access}
-    for table in (_own_routes(),):
-        for access, definitions in table.items():
-            routes[access] += definitions
-    return routes
-
-
-def _own_routes() -> dict[Access, list[web.RouteDef]]:
-    return {
-        Access.OPEN: [
-            web.get("/health", ops.health),
-            web.get("/ready", ops.ready),
-        ],
-        Access.KEY: [
-            web.get("/", ops.root),
-            web.get("/metrics", ops.metrics),
-            web.get("/version", ops.version_route),
-            web.get("/model_info", ops.model_info),
-            web.get("/get_model_info", ops.model_info),
-            web.get("/server_info", ops.server_info),
-            web.get("/get_server_info", ops.server_info),
-            web.get("/v1/models", ops.models),
-            web.get("/v1/models/{model:.+}", ops.model),
-        ],
-        Access.INFERENCE: [
-            web.post("/v1/chat/completions", openai_routes.chat_completions),
-            web.post("/v1/completions", openai_routes.completions),
-            web.post("/generate", native_routes.generate_route),
-            web.put("/generate", native_routes.generate_route),
-            web.post("/tokenize", ops.tokenize),
-            web.post("/detokenize", ops.detokenize),
-            web.post("/abort", ops.abort),
-            web.post("/abort_request", ops.abort),
-            web.post("/programs/{program}/end", scheduler_routes.end_program),
-            web.post("/cache/explain", cache_routes.explain),
-            web.get("/cache/explain/{rid:.+}", cache_routes.explain_past),
-        ],
-        Access.ADMIN: [
-            web.post("/flush_cache", ops.flush_cache),
-            web.get("/flush_cache", ops.flush_cache, allow_head=False),
-            web.get("/cache/stats", cache_routes.stats),
-            web.get("/cache/tree", cache_routes.tree),
-            web.post("/cache/pin", cache_routes.pin),
-            web.delete("/cache/pin/{name:.+}", cache_routes.unpin),
-            web.post("/cache/warm", cache_routes.warm),
-            web.post("/cache/flush", cache_routes.flush),
-            web.get("/cache/events", cache_routes.events, allow_head=False),
-            web.get("/scheduler/policy", scheduler_routes.policy),
-            web.post("/scheduler/policy", scheduler_routes.set_policy),
-        ],
-    }
+def listen_on(
+    runner: web.AppRunner, bound: socket.socket, tls: ssl.SSLContext | None = None
+) -> Listener:
+    """What accepts connections on a bound socket, once started, and keeps to the limits that there
+    are for them."""
+    return Listener(runner, bound, tls)

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import Generic, NoReturn, TypeVar
+from typing import Final, Generic, NoReturn, TypeVar
 
 import msgspec
 from aiohttp import hdrs, web
@@ -19,6 +19,10 @@ from aiohttp import hdrs, web
 from phloem.srt.errors import InvalidRequest
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+ABSENT: Final[msgspec.Raw] = msgspec.field(default_factory=msgspec.Raw)
+"""The default of a field that is kept raw: `x: Raw = ABSENT`. (A default `Raw()` would be the
+same, but has no place in a JSON schema.)"""
 
 _PATH = re.compile(r"^(?P<detail>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 _FIELD = re.compile(r"Object (?:missing required|contains unknown) field `(?P<name>[^`]+)`")
@@ -35,26 +39,35 @@ class BodyReader(Generic[T]):
 
     `unsupported` maps fields that exist elsewhere to the values that ask for nothing; any other
     value is refused. Fields unknown to both are accepted, unless their name says that they
-    constrain the output.
+    constrain the output; `read_noting` and `decode_noting` tell which they are, by path (also those
+    of an object that a known field is). A null is as good as no field.
     """
 
     def __init__(
         self, type_: type[T], *, unsupported: Mapping[str, tuple[object, ...]] | None = None
     ) -> None:
+        self.type_ = type_
+        self.unsupported = dict(unsupported or {})
         self._decoder = msgspec.json.Decoder(type_)
-        self._unsupported = dict(unsupported or {})
         self._fields = frozenset(field.encode_name for field in msgspec.structs.fields(type_))
 
     async def read(self, request: web.Request) -> T:
         """The body of `request`. Raises `InvalidRequest`, or aiohttp's 413."""
+        return (await self.read_noting(request))[0]
+
+    async def read_noting(self, request: web.Request) -> tuple[T, list[str]]:
+        """The body of `request`, and the fields that are not known. Raises as `read` does."""
         _check_content_type(request)
-        return self.decode(await request.read())
+        return self.decode_noting(await request.read())
 
     async def read_or(self, request: web.Request, empty: T) -> T:
         """`read`, where the body may be left out."""
         return await self.read(request) if await request.read() else empty
 
     def decode(self, body: bytes) -> T:
+        return self.decode_noting(body)[0]
+
+    def decode_noting(self, body: bytes) -> tuple[T, list[str]]:
         try:
             value = self._decoder.decode(body)
             loaded = strict_loads(body)
@@ -64,20 +77,29 @@ class BodyReader(Generic[T]):
             raise InvalidRequest(f"The body is not JSON: {error}", code="invalid_json") from None
         except RecursionError:
             raise InvalidRequest("The body is nested too deeply.", code="invalid_json") from None
-        self._check_fields(loaded)
-        return value
+        return value, self._check_fields(loaded, value)
 
-    def _check_fields(self, body: object) -> None:
+    def _check_fields(self, body: object, decoded: T) -> list[str]:
+        unknown: list[str] = []
         if not isinstance(body, dict):
-            return
+            return unknown
         for name, value in body.items():
             if name in self._fields:
-                continue
-            if name in self._unsupported:
-                if not _among(value, self._unsupported[name]):
+                inner = getattr(decoded, name, None)
+                if isinstance(inner, msgspec.Struct) and isinstance(value, dict):
+                    unknown += [f"{name}.{key}" for key in _unknown_keys(value, type(inner))]
+            elif name in self.unsupported:
+                if not _among(value, self.unsupported[name]):
                     raise unsupported(name)
             else:
                 _refuse_constraint(name, value)
+                unknown += [name] if value is not None else []
+        return unknown
+
+
+def _unknown_keys(value: dict[str, object], type_: type[msgspec.Struct]) -> list[str]:
+    known = {field.encode_name for field in msgspec.structs.fields(type_)}
+    return [key for key, one in value.items() if key not in known and one is not None]
 
 
 def _refuse_constraint(name: str, value: object) -> None:

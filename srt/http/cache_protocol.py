@@ -11,6 +11,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Raw
 
+from phloem.srt.http.body import ABSENT
 from phloem.srt.http.protocol import Count, Message, RequestId, Seconds, ToolSpec
 from phloem.srt.questions import Elsewhere, NamespaceUse, PinUse, TenantUse, TierUse
 
@@ -37,7 +38,7 @@ class PromptFields(SpaceFields, kw_only=True, forbid_unknown_fields=True):
     input_ids: TokenIds | None = None
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None
     tools: Annotated[list[ToolSpec], Meta(min_length=1)] | None = None
-    tool_choice: Raw = Raw()
+    tool_choice: Raw = ABSENT
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, object] | None = None

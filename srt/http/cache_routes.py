@@ -18,6 +18,7 @@ from phloem.srt.http.access import CALLER
 from phloem.srt.http.body import BodyReader, read_query
 from phloem.srt.http.cache_protocol import (
     ClearedEvent,
+    ExplainReply,
     ExplainRequest,
     FlushRequest,
     Node,
@@ -43,6 +44,7 @@ from phloem.srt.http.framing import named
 from phloem.srt.http.ops import FlushReply
 from phloem.srt.http.prompts import read_prompt, read_warm_prompts
 from phloem.srt.http.responding import json_response
+from phloem.srt.http.routes import Access, Route
 from phloem.srt.http.stream import EventStream
 from phloem.srt.kv_events import KvEvents
 from phloem.srt.messages import Flush, Flushed, SamplingParams
@@ -277,3 +279,83 @@ def _public(sequence: int, event: KvEvent) -> tuple[str, msgspec.Struct]:
             return "removed", RemovedEvent(sequence=sequence, node=node, keep=keep)
         case Cleared():
             return "cleared", ClearedEvent(sequence=sequence)
+
+
+ROUTES: Final = (
+    Route(
+        "POST",
+        "/cache/explain",
+        explain,
+        Access.INFERENCE,
+        "Why a prompt would hit or miss",
+        body=_explain_reader,
+        reply=ExplainReply,
+        example={"prompt": "Once upon a time"},
+    ),
+    Route(
+        "GET",
+        "/cache/explain/{rid:.+}",
+        explain_past,
+        Access.INFERENCE,
+        "Why a request that was served hit or missed",
+        query=TenantQuery,
+        reply=ExplainReply,
+    ),
+    Route("GET", "/cache/stats", stats, Access.ADMIN, "What the cache holds", reply=StatsReply),
+    Route(
+        "GET",
+        "/cache/tree",
+        tree,
+        Access.ADMIN,
+        "The nodes of the radix tree",
+        query=TreeQuery,
+        reply=TreeReply,
+    ),
+    Route(
+        "POST",
+        "/cache/pin",
+        pin,
+        Access.ADMIN,
+        "Keep a prompt's KV from eviction",
+        body=_pin_reader,
+        reply=PinReply,
+        example={"name": "story", "prompt": "Once upon a time", "ttl_s": 3600},
+    ),
+    Route(
+        "DELETE",
+        "/cache/pin/{name:.+}",
+        unpin,
+        Access.ADMIN,
+        "Let a pinned prompt go",
+        reply=UnpinReply,
+    ),
+    Route(
+        "POST",
+        "/cache/warm",
+        warm,
+        Access.ADMIN,
+        "Prefill prompts now",
+        body=_warm_reader,
+        reply=WarmReply,
+        example={"prompts": ["Once upon a time", "In the beginning"]},
+    ),
+    Route(
+        "POST",
+        "/cache/flush",
+        flush,
+        Access.ADMIN,
+        "Drop cached KV, of one namespace or of all",
+        body=_flush_reader,
+        optional_body=True,
+        reply=FlushReply,
+        example={"cache_salt": "team-7"},
+    ),
+    Route(
+        "GET",
+        "/cache/events",
+        events,
+        Access.ADMIN,
+        "Every change of the tree, as it happens",
+        events=StoredEvent | SplitEvent | RemovedEvent | ClearedEvent,
+    ),
+)

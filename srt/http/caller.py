@@ -1,4 +1,4 @@
-"""For whom a generation runs: the tenant, and the program that it is a call of."""
+"""For whom a generation runs: the tenant, the program that it is a call of, and its plan."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from aiohttp import web
 
 from phloem.srt.errors import InvalidRequest
 from phloem.srt.http.access import CALLER
+from phloem.srt.http.plans import call_plan, header_plan
+from phloem.srt.http.protocol import PlanFields
+from phloem.srt.messages import CallPlan
 from phloem.srt.tenants import Tenant, scoped
 
 PROGRAM_HEADER: Final = "X-Program-Id"
+PLAN_HEADER: Final = "X-Program-Plan"
 _PROGRAM: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -22,24 +26,38 @@ class Caller:
 
     tenant: Tenant
     program: str = ""
+    plan: CallPlan | None = None
+
+    @classmethod
+    def of(cls, tenant: Tenant, program: str | None, plan: PlanFields | None) -> Caller:
+        """As a body says it. Raises `InvalidRequest` for a plan that is none, or of no program."""
+        if plan is not None and not program:
+            raise _invalid("A plan is that of a program: `program` is missing.")
+        name = scoped(tenant.name, program) if program else ""
+        return cls(tenant, name, None if plan is None else call_plan(plan))
 
     def priority(self, asked: int | None) -> int:
         """A request's priority: its own on top of its tenant's."""
         return self.tenant.priority + (asked or 0)
 
 
-def caller_of(request: web.Request, program: str | None) -> Caller:
-    """Who sent `request`; `program` is the body's field, which the header may say instead.
+def caller_of(request: web.Request, program: str | None, plan: PlanFields | None = None) -> Caller:
+    """Who sent `request`; `program` and `plan` are fields of the body, or in a header each.
 
-    Raises `InvalidRequest` when the two differ, or the header has no id in it.
+    Raises `InvalidRequest` when field and header differ, a header is malformed, or there is a plan
+    of no program.
     """
     header = request.headers.get(PROGRAM_HEADER)
     if header is not None and (program or header) != header:
         raise _invalid(f"`program` and the header {PROGRAM_HEADER} differ.")
     if header is not None:
         program = program_id(header)
-    tenant = request[CALLER]
-    return Caller(tenant, scoped(tenant.name, program) if program else "")
+    header = request.headers.get(PLAN_HEADER)
+    if header is not None:
+        if plan is not None:
+            raise _invalid(f"`plan` comes in the body and in {PLAN_HEADER}.", "plan")
+        plan = header_plan(header)
+    return Caller.of(request[CALLER], program, plan)
 
 
 def program_id(text: str) -> str:
@@ -49,5 +67,5 @@ def program_id(text: str) -> str:
     return text
 
 
-def _invalid(message: str) -> InvalidRequest:
-    return InvalidRequest(message, param="program", code="invalid_value")
+def _invalid(message: str, param: str = "program") -> InvalidRequest:
+    return InvalidRequest(message, param=param, code="invalid_value")

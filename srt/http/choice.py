@@ -62,6 +62,11 @@ class Choice:
     def called(self) -> bool:
         return bool(self._calls)
 
+    @property
+    def chose_to_call(self) -> bool:
+        """Whether it called, and not because the client named the function."""
+        return self.called and not self._parser.named
+
     def ended(self) -> Finish:
         """How it ended. Only for an answer that has: `fanout` checks that all do."""
         assert self.finish is not None

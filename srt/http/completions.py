@@ -3,117 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
-from phloem.srt.errors import InvalidRequest
-from phloem.srt.generation import Chunk, ConstraintOutcome, EngineClient, Logprob
-from phloem.srt.http.logprobs import CompletionLogprobsBuilder, join
-from phloem.srt.http.protocol import CompletionRequest
+from phloem.srt.generation import Chunk, ConstraintOutcome
+from phloem.srt.http.completion_prompts import Prompt
+from phloem.srt.http.logprobs import CompletionLogprobsBuilder, join, prompt_logprobs
 from phloem.srt.http.replies import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
+    PromptLogprobs,
     ReplyHead,
     Usage,
     finish_name,
-    matched_stop,
     outcome_of_all,
     valid_or_unset,
 )
-from phloem.srt.http.sampling import token_ids
+from phloem.srt.http.reply_options import ReplyOptions
+from phloem.srt.http.stopwatch import Stopwatch
 from phloem.srt.http.usage import UsageCounter
-
-MAX_PROMPTS = 1024
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt for the engine, and what `echo` says of it: its text and its first token."""
-
-    value: str | list[int]
-    echo: str | None = None
-    first: Logprob | None = None
-
-
-async def read_prompts(request: CompletionRequest, engine: EngineClient) -> list[Prompt]:
-    """The prompts of a request, checked. Raises `InvalidRequest`."""
-    values = _prompt_list(request.prompt, engine)
-    return [await _prompt(value, i, request, engine) for i, value in enumerate(values)]
-
-
-def prompt_texts(request: CompletionRequest) -> list[str | None]:
-    """The prompts as texts; None for one of token ids."""
-    prompt = request.prompt
-    if isinstance(prompt, str):
-        return [prompt]
-    return [one if isinstance(one, str) else None for one in prompt]
-
-
-def _prompt_list(
-    prompt: str | list[str | int | list[int]], engine: EngineClient
-) -> list[str | list[int]]:
-    if isinstance(prompt, str):
-        return [prompt]
-    strings = [one for one in prompt if isinstance(one, str)]
-    ids = [one for one in prompt if isinstance(one, int)]
-    lists = [one for one in prompt if isinstance(one, list)]
-    if not prompt:
-        raise _invalid("There is no prompt.", "prompt")
-    if len(prompt) not in (len(strings), len(ids), len(lists)):
-        raise _invalid("A list of prompts holds strings, ids or lists of ids, not both.", "prompt")
-    if len(strings) > MAX_PROMPTS or len(lists) > MAX_PROMPTS:
-        raise _invalid(f"At most {MAX_PROMPTS} prompts, not {len(prompt)}.", "prompt")
-    if ids:
-        return [list(token_ids(ids, engine.card, "prompt"))]
-    if lists:
-        return [list(token_ids(one, engine.card, f"prompt[{i}]")) for i, one in enumerate(lists)]
-    return [*strings]
-
-
-async def _prompt(
-    value: str | list[int], index: int, request: CompletionRequest, engine: EngineClient
-) -> Prompt:
-    param = "prompt" if isinstance(request.prompt, str) else f"prompt[{index}]"
-    scored = bool(request.echo) and request.logprobs is not None
-    text = value if isinstance(value, str) else None
-    if text is not None and (scored or not text):
-        value = await engine.tokenize(text)
-    if not value:
-        raise _invalid("The prompt is empty, and this model does not start from nothing.", param)
-    if not request.echo:
-        return Prompt(value)
-    echo = text if text is not None else await engine.detokenize(list(value))  # type: ignore[arg-type]
-    if not scored or isinstance(value, str):
-        return Prompt(value, echo)
-    return Prompt(value, echo, await first_token(value[0], engine))
-
-
-async def first_token(token_id: int, engine: EngineClient) -> Logprob:
-    """A prompt's first token has no logprob, and so no record of the engine's; this names it."""
-    text = await engine.detokenize([token_id])
-    return Logprob(token_id, text, text.encode(), 0.0)
 
 
 class _Choice:
     """One choice as it grows."""
 
-    def __init__(self, index: int, prompt: Prompt, logprobs: int | None) -> None:
+    def __init__(
+        self,
+        index: int,
+        prompt: Prompt,
+        builder: CompletionLogprobsBuilder | None,
+        options: ReplyOptions,
+    ) -> None:
         self.index = index
         self.parts: list[CompletionChoice] = []
         self.constraint: ConstraintOutcome | None = None
         self._prompt = prompt
         self._echoed = prompt.echo is None
-        self._builder = None if logprobs is None else CompletionLogprobsBuilder(logprobs)
+        self._builder = builder
+        self._options = options
+        self._watch = Stopwatch()
+        self._logprob = 0.0
+        self._tokens = 0
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of the tokens of the answer, if their logprobs were asked for."""
+        return self._logprob / self._tokens if self._tokens else float("-inf")
 
     def add(self, chunk: Chunk) -> CompletionChoice | None:
         """The piece that a chunk adds; None when there is nothing to say."""
+        self._watch.see(chunk)
+        for one in chunk.logprobs or ():
+            self._logprob += one.logprob
+            self._tokens += 1
+        options = self._options
         text, logprobs = self._echo(chunk)
         text += chunk.text
         if self._builder is not None and chunk.logprobs:
             logprobs = join(logprobs, self._builder.build(chunk.logprobs))
-        if not text and logprobs is None and chunk.finish is None and not chunk.fields:
+        ids = chunk.token_ids if options.token_ids else []
+        scored = options.prompt_logprobs is not None and chunk.prompt_logprobs is not None
+        said = text or logprobs is not None or chunk.fields or ids or scored
+        if not said and chunk.finish is None:
             return None
         self.constraint = chunk.constraint
         part = CompletionChoice(
@@ -121,12 +74,22 @@ class _Choice:
             text=text,
             logprobs=logprobs,
             finish_reason=None if chunk.finish is None else finish_name(chunk.finish),
-            matched_stop=UNSET if chunk.finish is None else matched_stop(chunk.finish),
+            matched_stop=UNSET if chunk.finish is None else chunk.finish.matched,
             constraint_valid=valid_or_unset(chunk.constraint),
             fields=chunk.fields or UNSET,
+            prompt_logprobs=self._of_prompt(chunk),
+            prompt_token_ids=self._prompt.ids if options.token_ids and not self.parts else UNSET,
+            token_ids=ids if options.token_ids else UNSET,
+            metrics=self._watch.metrics() if options.metrics and chunk.finish else UNSET,
         )
         self.parts.append(part)
         return part
+
+    def _of_prompt(self, chunk: Chunk) -> PromptLogprobs | UnsetType:
+        top = self._options.prompt_logprobs
+        if top is None or chunk.prompt_logprobs is None:
+            return UNSET
+        return prompt_logprobs(chunk.prompt_logprobs, top)
 
     def _echo(self, chunk: Chunk) -> tuple[str, CompletionLogprobs | None]:
         """The prompt's own text, once: with its logprobs, if they are wanted."""
@@ -143,7 +106,8 @@ class _Choice:
         logprobs = None
         for part in self.parts:
             logprobs = join(logprobs, part.logprobs)
-        last = self.parts[-1]
+        last, options = self.parts[-1], self._options
+        scores = [part.prompt_logprobs for part in self.parts if part.prompt_logprobs]
         return CompletionChoice(
             index=self.index,
             text="".join(part.text for part in self.parts),
@@ -151,53 +115,91 @@ class _Choice:
             finish_reason=last.finish_reason,
             matched_stop=last.matched_stop,
             constraint_valid=last.constraint_valid,
+            prompt_logprobs=scores[0] if scores else UNSET,
+            prompt_token_ids=self._prompt.ids if options.token_ids else UNSET,
+            token_ids=[i for part in self.parts for i in part.token_ids or ()]
+            if options.token_ids
+            else UNSET,
+            metrics=last.metrics,
         )
 
 
 class CompletionAnswer:
-    """All choices of one completion request, index = prompt index × n + choice."""
+    """All choices of one completion request, index = prompt index × n + choice.
+
+    Of each prompt's `best_of` sequences the whole reply has the `n` with the highest mean logprob,
+    best first.
+    """
 
     def __init__(
         self,
         head: ReplyHead,
         prompts: Sequence[Prompt],
         n: int,
+        options: ReplyOptions,
         *,
-        logprobs: int | None,
-        include_usage: bool = False,
-        continuous_usage: bool = False,
+        best_of: int | None = None,
+        logprobs: int | None = None,
+        chosen: bool = False,
     ) -> None:
         self._head = head
+        self._n = n
+        self._per_prompt = best_of or n
         self._choices = [
-            _Choice(p * n + i, prompt, logprobs)
+            _Choice(p * self._per_prompt + i, prompt, _builder(logprobs, chosen, options), options)
             for p, prompt in enumerate(prompts)
-            for i in range(n)
+            for i in range(self._per_prompt)
         ]
-        self._usage = UsageCounter(n)
-        self._include_usage = include_usage
-        self._continuous_usage = continuous_usage
+        self._unfinished = len(self._choices)
+        self._usage = UsageCounter(self._per_prompt)
+        self._options = options
 
     def add(self, index: int, chunk: Chunk) -> None:
         self._usage.add(index, chunk)
+        self._options.warnings.see(chunk)
         self._choices[index].add(chunk)
 
     def whole(self) -> Completion:
-        return self._completion(
-            [choice.whole() for choice in self._choices],
-            self._usage.usage(),
-            outcome_of_all([choice.constraint for choice in self._choices]),
+        kept = [
+            choice
+            for start in range(0, len(self._choices), self._per_prompt)
+            for choice in self._best(self._choices[start : start + self._per_prompt])
+        ]
+        return msgspec.structs.replace(
+            self._completion(
+                [
+                    msgspec.structs.replace(choice.whole(), index=index)
+                    for index, choice in enumerate(kept)
+                ],
+                self._usage.usage(),
+                outcome_of_all([choice.constraint for choice in kept]),
+            ),
+            warnings=self._options.warnings.told,
         )
 
+    def _best(self, choices: list[_Choice]) -> list[_Choice]:
+        if len(choices) == self._n:
+            return choices
+        return sorted(choices, key=lambda choice: -choice.mean_logprob)[: self._n]
+
     def frames(self, index: int, chunk: Chunk) -> Iterator[Completion]:
+        options = self._options
         self._usage.add(index, chunk)
+        options.warnings.see(chunk)
+        self._unfinished -= chunk.finish is not None
         part = self._choices[index].add(chunk)
-        if part is not None:
-            usage = self._usage.usage() if self._continuous_usage else UNSET
-            yield self._completion([part], usage, outcome_of_all([chunk.constraint]))
+        if part is None:
+            return
+        usage = self._usage.usage() if options.continuous_usage else UNSET
+        frame = self._completion([part], usage, outcome_of_all([chunk.constraint]))
+        if not self._unfinished and not options.include_usage:
+            frame = msgspec.structs.replace(frame, warnings=options.warnings.told)
+        yield frame
 
     def closing(self) -> Iterator[Completion]:
-        if self._include_usage:
-            yield self._completion([], self._usage.usage())
+        if self._options.include_usage:
+            last = self._completion([], self._usage.usage())
+            yield msgspec.structs.replace(last, warnings=self._options.warnings.told)
 
     def _completion(
         self,
@@ -215,5 +217,9 @@ class CompletionAnswer:
         )
 
 
-def _invalid(message: str, param: str) -> InvalidRequest:
-    return InvalidRequest(message, param=param, code="invalid_value")
+def _builder(
+    logprobs: int | None, chosen: bool, options: ReplyOptions
+) -> CompletionLogprobsBuilder | None:
+    if logprobs is None:
+        return None
+    return CompletionLogprobsBuilder(logprobs, as_ids=options.tokens_as_ids, chosen=chosen)

@@ -21,7 +21,7 @@ from phloem.constrained.spec import (
     Whitespace,
 )
 from phloem.srt.errors import InvalidRequest
-from phloem.srt.http.body import given, unsupported
+from phloem.srt.http.body import ABSENT, given, unsupported
 from phloem.srt.http.constraint_values import (
     convert,
     nonempty,
@@ -143,7 +143,7 @@ def _guided(fields: ConstraintFields) -> Iterator[FoundConstraint]:
 
 class _TgiGrammar(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     type: str
-    value: Raw = Raw()
+    value: Raw = ABSENT
 
 
 def _grammar(raw: Raw) -> Iterator[FoundConstraint]:

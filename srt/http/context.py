@@ -14,6 +14,7 @@ from phloem.srt.config import ServerOptions
 from phloem.srt.errors import InternalError, InvalidRequest
 from phloem.srt.generation import EngineClient
 from phloem.srt.http.access import Keyring
+from phloem.srt.http.rate_limits import Quotas
 from phloem.srt.http.relaxations import Relaxations
 from phloem.srt.messages import Answer, Question
 from phloem.srt.metrics.prometheus import ServerMetrics
@@ -69,6 +70,7 @@ class Serving:
     keepalive_s: float
     data_dir: Path | None = None
     in_flight: InFlight = field(default_factory=InFlight)
+    quotas: Quotas = field(default_factory=Quotas)
     relaxations: Relaxations = field(default_factory=Relaxations)
 
     async def ask(self, question: Question, expected: type[A]) -> A:

@@ -23,13 +23,19 @@ from msgspec import UNSET, Raw
 from phloem.constrained.base import ConstraintError
 from phloem.constrained.json_events import JsonEvents
 from phloem.constrained.relax import RelaxedSchema
-from phloem.constrained.spec import Constraint, JsonLines, JsonObject, JsonSchema
+from phloem.constrained.spec import (
+    Constraint,
+    JsonLines,
+    JsonObject,
+    JsonSchema,
+    WithSchema,
+)
 from phloem.constrained.validate import validator_of
 from phloem.srt.errors import InternalError, InvalidConstraint
 from phloem.srt.generation import Chunk, ConstraintOutcome, FieldValue, Finish, GenerateRequest
 from phloem.srt.http.context import Serving
 from phloem.srt.http.fanout import Event, generate, part_rid
-from phloem.srt.http.found_constraint import FoundConstraint
+from phloem.srt.http.found_constraint import FoundConstraint, PreludeSkipper
 from phloem.srt.http.relaxations import Relaxation
 from phloem.srt.http.verdict import UNKNOWN, Verdict, annotated, judge
 from phloem.srt.messages import FinishReason
@@ -117,7 +123,7 @@ class _Plan:
         self._cuts = 0
         self._limits = 0
         self.relaxation: Relaxation | None = None
-        if not found.strict and isinstance(found.constraint, JsonSchema | JsonLines):
+        if not found.strict and isinstance(found.constraint, WithSchema):
             self.relaxation = self._known.get(found.constraint.schema)
 
     @property
@@ -128,13 +134,13 @@ class _Plan:
     async def relax(self, error: InvalidConstraint) -> bool:
         """Cut out what was refused; False when it is not to be cut."""
         constraint = self.found.constraint
-        pointer = self.found.inner_path(error.param or "")
+        pointer = error.param or ""
         too_large = error.code == "limit_exceeded" and pointer != ""
         if (
             self.found.strict
             or (pointer and not pointer.startswith("/"))
             or not (error.code in _CUT or too_large)
-            or not isinstance(constraint, JsonSchema | JsonLines)
+            or not isinstance(constraint, WithSchema)
             or self._cuts == MAX_RELAXATIONS
             or (too_large and self._limits == MAX_LIMITS)
         ):
@@ -150,7 +156,7 @@ class _Plan:
     def remember(self) -> None:
         """The engine took it: the next request with this schema need not find out."""
         if self._cut is not None and self.relaxation is not None:
-            assert isinstance(self.found.constraint, JsonSchema | JsonLines)
+            assert isinstance(self.found.constraint, WithSchema)
             self._known.put(self.found.constraint.schema, self.relaxation)
 
     def _without(self, schema: str, pointer: str) -> Relaxation | None:
@@ -231,14 +237,11 @@ class _Answer:
         request, found = self._request, self._plan.found
         if request.include_stop and not request.skip_special_tokens:
             return UNKNOWN  # the end token's own text may be in it
-        text = found.prefix + "".join(self._texts)
-        if found.after:
-            _, marker, text = text.partition(found.after)
-            if not marker:
-                return UNKNOWN
-            text = text.lstrip("\n")
+        text = found.constrained_part("".join(self._texts))
+        if text is None:
+            return UNKNOWN
         constraint, cut = found.constraint, self._plan.relaxation
-        if cut is not None and isinstance(constraint, JsonSchema | JsonLines):
+        if cut is not None and isinstance(constraint, WithSchema):
             constraint = msgspec.structs.replace(constraint, schema=cut.checked_schema)
         if len(text) <= INLINE_TEXT:
             return judge(constraint, text)
@@ -251,17 +254,15 @@ class _Fields:
     def __init__(self, found: FoundConstraint) -> None:
         lines = isinstance(found.constraint, JsonLines)
         self._events: JsonEvents | None = JsonEvents(lines=lines)
-        self._after = found.after
-        self._held = found.prefix
+        self._prelude = None if found.after is None else PreludeSkipper(found.after)
+        self._prefix = found.prefix
 
     def feed(self, text: str, ended: bool) -> list[FieldValue]:
-        text, self._held = self._held + text, ""
-        if self._after:
-            before, marker, text = text.partition(self._after)
-            if not marker:
-                self._held = before[-len(self._after) :]
+        text, self._prefix = self._prefix + text, ""
+        if self._prelude is not None:
+            text = self._prelude.feed(text)
+            if not self._prelude.over:
                 return []
-            self._after = ""
         if self._events is None:
             return []
         try:

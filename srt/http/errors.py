@@ -30,6 +30,7 @@ from phloem.srt.errors import (
     PayloadTooLarge,
     PhloemError,
     QueueFull,
+    RateLimited,
     Unauthorized,
     Unavailable,
 )
@@ -46,6 +47,7 @@ _DEFAULT_CODES: dict[type[PhloemError], str] = {
     Conflict: "conflict",
     PayloadTooLarge: "payload_too_large",
     QueueFull: "queue_full",
+    RateLimited: "rate_limit_exceeded",
     InternalError: "internal_error",
     Unavailable: "unavailable",
     DeadlineExceeded: "deadline_exceeded",
@@ -135,13 +137,14 @@ def _shaped(body: ErrorBody, status: int, shape: ErrorShape) -> msgspec.Struct:
                 request_id=REQUEST_ID.get("") or UNSET,
             )
         case ErrorShape.OLLAMA:
-            return OllamaError(body.message)
+            named = body.param is None or body.param in body.message
+            return OllamaError(body.message if named else f"{body.param}: {body.message}")
 
 
 def error_response(error: PhloemError, shape: ErrorShape) -> web.Response:
     """The whole response to a request that ended in `error`."""
     headers: dict[str, str] = {}
-    if isinstance(error, QueueFull | Unavailable):
+    if isinstance(error, QueueFull | RateLimited | Unavailable):
         seconds = DEFAULT_RETRY_AFTER_S if error.retry_after is None else error.retry_after
         headers["Retry-After"] = str(max(1, math.ceil(seconds)))
     if isinstance(error, Unauthorized):

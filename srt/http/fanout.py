@@ -16,6 +16,7 @@ import msgspec
 from phloem.srt.errors import InternalError
 from phloem.srt.generation import Chunk, GenerateRequest
 from phloem.srt.http.context import Serving
+from phloem.srt.http.rate_limits import Bill
 from phloem.srt.messages import FinishReason
 from phloem.srt.metrics.prometheus import RequestObserver
 from phloem.srt.tenants import scoped
@@ -38,13 +39,18 @@ async def generate(
         scoped(tenant, request.rid or part_rid(rid, i, len(requests)))
         for i, request in enumerate(requests)
     ]
-    with serving.in_flight.hold(tenant, rid, parts):
+    prompts = [request.prompt for request in requests]
+    with (
+        serving.quotas.admitted(tenant, prompts) as bill,
+        serving.in_flight.hold(tenant, rid, parts),
+    ):
         streams = [
-            _observed(serving, msgspec.structs.replace(request, rid=part))
+            _observed(serving, msgspec.structs.replace(request, rid=part), bill)
             for request, part in zip(requests, parts, strict=True)
         ]
         try:
             accepted = await _first_chunks(streams)
+            bill.accepted(_prompt_tokens(prompts, accepted))
             async with aclosing(_events(accepted, streams)) as events:
                 yield events
         finally:
@@ -56,13 +62,24 @@ def part_rid(rid: str, index: int, count: int) -> str:
     return rid if count == 1 else f"{rid}-{index}"
 
 
-async def _observed(serving: Serving, request: GenerateRequest) -> AsyncIterator[Chunk]:
-    """One engine stream, measured, and checked to end with a finish reason."""
+def _prompt_tokens(prompts: Sequence[str | list[int]], accepted: Sequence[Chunk]) -> int:
+    """The length of all prompts together; one that several choices share counts once."""
+    lengths = {
+        id(prompt): chunk.prompt_tokens for prompt, chunk in zip(prompts, accepted, strict=True)
+    }
+    return sum(lengths.values())
+
+
+async def _observed(serving: Serving, request: GenerateRequest, bill: Bill) -> AsyncIterator[Chunk]:
+    """One engine stream, measured, counted, and checked to end with a finish reason."""
     observer = RequestObserver(serving.metrics)
+    counted = 0
     stream = serving.engine.generate(request)
     try:
         async for chunk in stream:
             observer.chunk(chunk)
+            bill.output(chunk.completion_tokens - counted)
+            counted = chunk.completion_tokens
             yield chunk
             if chunk.finish is not None:
                 return

@@ -4,29 +4,77 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 import msgspec
 from msgspec import Raw
 
 from phloem.constrained.spec import (
-    Choice,
     Constraint,
     Continued,
-    Ebnf,
-    JsonLines,
+    Deferred,
     JsonObject,
     JsonSchema,
     Plain,
-    Regex,
-    StructuralTag,
+    WithSchema,
 )
 from phloem.srt.errors import InvalidRequest
 from phloem.srt.http.body import given
 from phloem.srt.http.protocol import ConstraintFields
 
-_INSIDE: Final = "/elements/2"  # of `_behind`'s tree
-_GAP: Final = "\n{0,2}"  # between the marker and what is constrained
+
+@dataclass(frozen=True)
+class Prelude:
+    """Free text before a constrained one: up to the first `end`; with `begin`, only where the text
+    begins so. At most `budget` tokens."""
+
+    end: str
+    begin: str = ""
+    budget: int | None = None
+
+    def deferred(self, constraint: Plain | None, seen: str = "") -> Constraint:
+        """What the engine is to enforce, if the prompt ends in `seen`."""
+        _, marker, rest = seen.partition(self.end)
+        if marker and constraint is not None:
+            return Continued(constraint=constraint, prefix=rest.lstrip("\n"))
+        return Deferred(
+            constraint=constraint, end=self.end, begin=self.begin, budget=self.budget, seen=seen
+        )
+
+    def behind(self, text: str) -> str | None:
+        """The constrained part of a whole text; None when it has none."""
+        skipper = PreludeSkipper(self)
+        part = skipper.feed(text)
+        return part if skipper.over else None
+
+
+class PreludeSkipper:
+    """Takes the free text from a text that comes in pieces; `over` says that there is no more."""
+
+    def __init__(self, prelude: Prelude) -> None:
+        self._end = prelude.end
+        self._begin = prelude.begin
+        self._held = ""
+        self.over = False
+
+    def feed(self, text: str) -> str:
+        """The constrained part of more text."""
+        if self.over:
+            return text
+        text, self._held = self._held + text, ""
+        if self._begin:
+            if self._begin.startswith(text) and text != self._begin:
+                self._held = text
+                return ""
+            if not text.startswith(self._begin):
+                self.over = True
+                return text
+            text, self._begin = text.removeprefix(self._begin), ""
+        before, marker, behind = text.partition(self._end)
+        if marker:
+            self.over = True
+            return behind
+        self._held = before[-len(self._end) :]
+        return ""
 
 
 @dataclass(frozen=True)
@@ -34,15 +82,16 @@ class FoundConstraint:
     """A constraint, and the request field it came from: errors are reported under it.
 
     Not `strict`: what cannot be enforced of a schema is left out. The prompt ends in `prefix`,
-    which belongs to the constrained text. With `after`, the constraint holds from the first `after`
-    in the output on.
+    which belongs to the constrained text. The constraint holds behind `after`. `places` are parts
+    of it that stand in request fields of their own: JSON pointer → field.
     """
 
     param: str
     constraint: Plain
     strict: bool = True
     prefix: str = ""
-    after: str = ""
+    after: Prelude | None = None
+    places: tuple[tuple[str, str], ...] = ()
 
     @property
     def kind(self) -> str:
@@ -51,15 +100,26 @@ class FoundConstraint:
     def for_engine(self, schema: str | None = None) -> Constraint:
         """What the engine is to enforce, with `schema` in place of the constraint's own."""
         inner = self.constraint
-        if schema is not None and isinstance(inner, JsonSchema | JsonLines):
+        if schema is not None and isinstance(inner, WithSchema):
             inner = msgspec.structs.replace(inner, schema=schema)
-        if self.after:
-            inner = _behind(self.after, inner)
+        if self.after is not None:
+            return self.after.deferred(inner, self.prefix)
         return Continued(constraint=inner, prefix=self.prefix) if self.prefix else inner
 
-    def inner_path(self, path: str) -> str:
-        """A path into what the engine got, as one into the constraint."""
-        return path.removeprefix(_INSIDE) if self.after else path
+    def constrained_part(self, text: str) -> str | None:
+        """What of a whole output is held to the constraint, with the prefix; None for nothing."""
+        whole = self.prefix + text
+        if self.after is None:
+            return whole
+        part = self.after.behind(whole)
+        return None if part is None else part.lstrip("\n")
+
+    def field_of(self, path: str) -> tuple[str, str]:
+        """The request's field that has a place in the constraint, and the path inside it."""
+        for pointer, field in self.places:
+            if path == pointer or path.startswith(f"{pointer}/"):
+                return field, path.removeprefix(pointer)
+        return self.param, path
 
 
 def placed(
@@ -95,11 +155,7 @@ def placed(
     if after is not None:
         if not after:
             raise _invalid("constraint_after is empty.", "constraint_after")
-        if whitespace is not None:
-            raise _invalid("Behind a marker the whitespace is fixed.", "constraint_whitespace")
-        if isinstance(found.constraint, StructuralTag | JsonLines):
-            raise _invalid(f"A {found.kind} cannot follow a marker.", "constraint_after")
-        found = replace(found, after=after)
+        found = replace(found, after=Prelude(after))
     if prefixed:
         found = replace(found, prefix=_prefix(raw, texts))
     return found
@@ -128,32 +184,6 @@ def _prefix(raw: Raw, texts: Sequence[str | None]) -> str:
     if not all(text.endswith(prefix) for text in known):
         raise _invalid(f"The prompt does not end in {name}.", name)
     return prefix
-
-
-def _behind(marker: str, constraint: Plain) -> StructuralTag:
-    """Any text up to the first `marker`, then the constraint."""
-    prelude = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": marker}
-    gap = {"type": "regex", "pattern": _GAP}
-    tree = {"type": "sequence", "elements": [prelude, gap, _part(constraint)]}
-    return StructuralTag(format=msgspec.json.encode(tree).decode())
-
-
-def _part(constraint: Plain) -> dict[str, object]:
-    """A constraint as a node of a `format` tree."""
-    match constraint:
-        case JsonSchema(schema=schema):
-            return {"type": "json_schema", "json_schema": Raw(schema.encode())}
-        case JsonObject():
-            return {"type": "json_schema", "json_schema": {"type": "object"}}
-        case Regex(pattern=pattern):
-            return {"type": "regex", "pattern": pattern}
-        case Ebnf(grammar=grammar):
-            return {"type": "grammar", "grammar": grammar}
-        case Choice(choices=choices):
-            texts = [{"type": "const_string", "value": choice} for choice in choices]
-            return {"type": "or", "elements": texts}
-        case _:
-            raise AssertionError("refused by `placed`")
 
 
 def _invalid(message: str, param: str) -> InvalidRequest:

@@ -4,7 +4,8 @@
 `NamedFrames`:      event: NAME⏎data: {…}⏎⏎ and no end mark; NAME is the event's tag
 `NDJSON`, Ollama's: {…}⏎, one line an event
 
-In the first two, `: keep-alive⏎⏎` is a comment, sent after a while of silence.
+In the first two, `: keep-alive⏎⏎` is a comment, sent after a while of silence; a protocol with
+named events may have one for that, instead.
 """
 
 from __future__ import annotations
@@ -56,14 +57,15 @@ class _DataFrames:
 
 
 class NamedFrames:
-    """Events are tagged structs, and named by their tag; errors look as `shape` has them."""
+    """Events are tagged structs, and named by their tag; errors look as `shape` has them. `ping` is
+    what silence is filled with, in place of a comment."""
 
     content_type: Final = _EVENT_STREAM
-    keepalive: Final = _KEEPALIVE
     end: Final = b""
 
-    def __init__(self, shape: ErrorShape) -> None:
+    def __init__(self, shape: ErrorShape, *, ping: msgspec.Struct | None = None) -> None:
         self._shape = shape
+        self.keepalive = _KEEPALIVE if ping is None else self.frame(ping)
 
     def frame(self, event: msgspec.Struct) -> bytes:
         return named(str(event.__struct_config__.tag), event)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Final
+
+import msgspec
 
 from phloem.srt.errors import InvalidRequest
 from phloem.srt.generation import ChatMessage, EngineClient
-from phloem.srt.http.body import strict_loads
+from phloem.srt.http.body import given, strict_loads, unsupported
 from phloem.srt.http.protocol import ChatRequest, Message, MessageToolCall
+from phloem.srt.http.reasoning import reasoning_kwargs
+from phloem.srt.http.tool_formats import FORMATS
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 RESERVED_KWARGS: Final = frozenset(
@@ -22,18 +27,68 @@ async def render_chat(
     """The prompt of a chat request as ids, the same for every route that reads one. `tools` are as
     `plan_tools` has them. Raises `InvalidRequest`."""
     opening, going_on = generation_prompt(request)
+    card = engine.card
+    kwargs = template_kwargs(request.chat_template_kwargs) or {}
+    messages = chat_messages(request.messages)
+    if id_length := FORMATS[card.tool_format].syntax.id_length:
+        messages = [with_short_ids(message, id_length) for message in messages]
     return await engine.render_chat(
-        chat_messages(request.messages),
+        messages,
         add_generation_prompt=opening,
         continue_final_message=going_on,
         tools=tools,
-        template_kwargs=template_kwargs(request.chat_template_kwargs),
+        template_kwargs={**kwargs, **reasoning_kwargs(request, card.reasoning)} or None,
+        documents=request.documents or None,
     )
 
 
 def chat_messages(messages: list[Message]) -> list[ChatMessage]:
-    """Raises `InvalidRequest` with the message's path for what no template could render."""
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    """Raises `InvalidRequest` with the message's path for what no template could render, and for
+    the answer of a tool that was not called."""
+    called: set[str | None] = set()
+    read: list[ChatMessage] = []
+    for i, message in enumerate(messages):
+        at = f"messages[{i}]"
+        read.append(_message(message, at))
+        for call in message.tool_calls or ():
+            called |= {call.id, call.function.name}
+        if message.role == "tool":
+            _check_answers(message, called, at)
+    return read
+
+
+def _check_answers(message: Message, called: set[str | None], at: str) -> None:
+    """A tool's message says which call it answers: by its id, or (Ollama's way) by the name."""
+    if message.tool_call_id is None and message.name is None:
+        raise _invalid(
+            "A tool's message needs the tool_call_id that it answers.", f"{at}.tool_call_id"
+        )
+    if message.tool_call_id is None:
+        if message.name not in called:
+            raise _invalid(f"No message before calls {message.name!r}.", f"{at}.name")
+    elif message.tool_call_id not in called:
+        raise _invalid(
+            f"No message before has a tool call with the id {message.tool_call_id!r}.",
+            f"{at}.tool_call_id",
+        )
+
+
+def with_short_ids(message: ChatMessage, length: int) -> ChatMessage:
+    """The message with ids of calls as a template wants them, which knows no others: `length`
+    letters and digits. Equal ids stay equal."""
+
+    def short(call_id: object) -> str:
+        text = str(call_id)
+        if len(text) == length and text.isascii() and text.isalnum():
+            return text
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:length]
+
+    calls = message.tool_calls
+    return msgspec.structs.replace(
+        message,
+        tool_calls=None if calls is None else [{**c, "id": short(c["id"])} for c in calls],
+        tool_call_id=None if message.tool_call_id is None else short(message.tool_call_id),
+    )
 
 
 def _message(message: Message, at: str) -> ChatMessage:
@@ -42,7 +97,12 @@ def _message(message: Message, at: str) -> ChatMessage:
     calls = message.tool_calls or None
     if calls and message.role != "assistant":
         raise _invalid("Only the assistant calls tools.", f"{at}.tool_calls")
-    if message.content is None and not calls:
+    if given(message.function_call):
+        raise unsupported(f"{at}.function_call", "tool_calls say that")
+    thoughts = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    if thoughts is not None and message.role != "assistant":
+        raise _invalid("Only the assistant reasons.", f"{at}.reasoning_content")
+    if message.content is None and message.refusal is None and not calls:
         raise _invalid(f"A message of role {message.role} needs content.", f"{at}.content")
     return ChatMessage(
         # The newer name of the same role; templates know the older one.
@@ -51,11 +111,14 @@ def _message(message: Message, at: str) -> ChatMessage:
         name=message.name,
         tool_calls=None if calls is None else [_call(c, at, i) for i, c in enumerate(calls)],
         tool_call_id=message.tool_call_id,
+        reasoning_content=thoughts,
     )
 
 
 def _content(message: Message, at: str) -> str | None:
-    if message.content is None or isinstance(message.content, str):
+    if message.content is None:
+        return message.refusal
+    if isinstance(message.content, str):
         return message.content
     texts: list[str] = []
     for i, part in enumerate(message.content):

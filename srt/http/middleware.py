@@ -11,6 +11,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from phloem.srt.errors import InternalError, PhloemError
+from phloem.srt.http.access import CALLER
 from phloem.srt.http.context import serving
 from phloem.srt.http.errors import (
     REQUEST_ID,
@@ -49,6 +50,16 @@ async def metrics_middleware(request: web.Request, handler: Handler) -> web.Stre
         route = resource.canonical if resource is not None else "unmatched"
         serving(request).metrics.http_request(request.method, route, status)
     return response
+
+
+async def tell_quotas(request: web.BaseRequest, response: web.StreamResponse) -> None:
+    """Every response to a tenant that has quotas says what is left of them, a stream when it
+    begins."""
+    assert isinstance(request, web.Request)
+    tenant = request.get(CALLER)
+    quota = None if tenant is None else serving(request).quotas.of(tenant.name)
+    if quota is not None:
+        response.headers.update(quota.headers(shape_of(request.path)))
 
 
 @web.middleware

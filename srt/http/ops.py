@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET, UnsetType
 
 from phloem.srt.errors import InvalidRequest, NotFound
-from phloem.srt.generation import Health, ModelCard
+from phloem.srt.generation import Health, ModelCard, ToolFormatName
 from phloem.srt.http.access import CALLER
-from phloem.srt.http.body import BodyReader
+from phloem.srt.http.body import BodyReader, unsupported
 from phloem.srt.http.context import serving
 from phloem.srt.http.messages import render_chat
 from phloem.srt.http.protocol import ChatRequest
 from phloem.srt.http.responding import json_response
+from phloem.srt.http.routes import Access, Content, Route
 from phloem.srt.http.sampling import check_model, token_ids
 from phloem.srt.http.tools import plan_tools
 from phloem.srt.metrics.prometheus import CONTENT_TYPE
@@ -68,13 +70,18 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     prompt: str | None = None
     content: str | None = None
     parse_special: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
     messages: list[msgspec.Raw] | None = None
 
 
 class TokenizeReply(msgspec.Struct, frozen=True, kw_only=True):
+    """`token_strs` are the texts of the tokens, one by one, if they were asked for."""
+
     tokens: list[int]
     count: int
     max_model_len: int
+    token_strs: list[str] | UnsetType = UNSET
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -112,7 +119,9 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     served_model_name: str
     context_length: int
     kv_slots: int
-    page_size: int = 1
+    page_size: int
+    tool_call_format: ToolFormatName
+    reasoning: bool
     status: Literal["ready", "not_ready"]
     restarts: int
     running: int
@@ -233,11 +242,25 @@ async def tokenize(request: web.Request) -> web.Response:
             "Exactly one of text, prompt, content and messages is wanted.", param="text"
         )
     if texts:
-        ids = await ctx.engine.tokenize(texts[0], special=body.parse_special is not False)
+        ids = await ctx.engine.tokenize(
+            texts[0],
+            special=body.parse_special is not False,
+            opening=body.add_special_tokens is not False,
+        )
     else:
+        if body.add_special_tokens:
+            raise unsupported("add_special_tokens", "the chat template writes them")
         ids = await _tokenize_chat(request)
+    strings: list[str] | UnsetType = UNSET
+    if body.return_token_strs:
+        strings = [await ctx.engine.detokenize([one]) for one in ids]
     return json_response(
-        TokenizeReply(tokens=ids, count=len(ids), max_model_len=ctx.engine.card.context_length)
+        TokenizeReply(
+            tokens=ids,
+            count=len(ids),
+            max_model_len=ctx.engine.card.context_length,
+            token_strs=strings,
+        )
     )
 
 
@@ -285,6 +308,9 @@ async def server_info(request: web.Request) -> web.Response:
             served_model_name=card.name,
             context_length=card.context_length,
             kv_slots=card.kv_slots,
+            tool_call_format=card.tool_format,
+            reasoning=card.reasoning is not None,
+            page_size=card.page_size,
             status="ready" if state.ready else "not_ready",
             restarts=state.restarts,
             running=stats.running,
@@ -296,3 +322,78 @@ async def server_info(request: web.Request) -> web.Response:
             generated_tokens_total=stats.generated_tokens_total,
         )
     )
+
+
+TEXT: Final = Content("text/plain")
+
+ROUTES: Final = (
+    *(
+        Route("GET", path, handler, Access.OPEN, what, reply=HealthReply, error=HealthReply)
+        for path, handler, what in (
+            ("/health", health, "Whether the backend lives"),
+            ("/ready", ready, "Whether requests are served"),
+        )
+    ),
+    Route("GET", "/", root, Access.KEY, "What runs here, in a sentence", reply=TEXT),
+    Route("GET", "/metrics", metrics, Access.KEY, "Prometheus metrics", reply=TEXT),
+    Route("GET", "/version", version_route, Access.KEY, "The version", reply=VersionReply),
+    *(
+        Route("GET", path, model_info, Access.KEY, "The served model", reply=ModelInfo)
+        for path in ("/model_info", "/get_model_info")
+    ),
+    *(
+        Route("GET", path, server_info, Access.KEY, "Server and load", reply=ServerInfo)
+        for path in ("/server_info", "/get_server_info")
+    ),
+    *(
+        Route(
+            "POST",
+            path,
+            abort,
+            Access.INFERENCE,
+            "End a request, or all",
+            body=_abort_reader,
+            reply=AbortReply,
+            example={"rid": "chatcmpl-1"},
+        )
+        for path in ("/abort", "/abort_request")
+    ),
+    *(
+        Route(method, "/flush_cache", flush_cache, Access.ADMIN, "Drop cached KV", reply=FlushReply)
+        for method in ("GET", "POST")
+    ),
+)
+
+MODEL_ROUTES: Final = (
+    Route("GET", "/v1/models", models, Access.KEY, "The served models", reply=ModelList),
+    Route("GET", "/v1/models/{model:.+}", model, Access.KEY, "A served model", reply=Model),
+)
+
+TOKEN_ROUTES: Final = (
+    *(
+        Route(
+            "POST",
+            path,
+            tokenize,
+            Access.INFERENCE,
+            "Text or a chat to token ids",
+            body=_tokenize_reader,
+            reply=TokenizeReply,
+            example={"text": "Once upon a time"},
+        )
+        for path in ("/tokenize", "/v1/tokenize")
+    ),
+    *(
+        Route(
+            "POST",
+            path,
+            detokenize,
+            Access.INFERENCE,
+            "Token ids to text",
+            body=_detokenize_reader,
+            reply=DetokenizeReply,
+            example={"tokens": [72, 105]},
+        )
+        for path in ("/detokenize", "/v1/detokenize")
+    ),
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from phloem.srt.errors import InvalidRequest
 from phloem.srt.generation import EngineClient
 from phloem.srt.http.cache_protocol import PromptFields, WarmRequest
-from phloem.srt.http.completions import MAX_PROMPTS
+from phloem.srt.http.completion_prompts import MAX_PROMPTS
 from phloem.srt.http.messages import render_chat
 from phloem.srt.http.protocol import ChatRequest
 from phloem.srt.http.sampling import check_model, token_ids

@@ -12,6 +12,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from phloem.srt.generation import ConstraintOutcome, FieldValue, Finish
+from phloem.srt.http.stopwatch import AnswerMetrics
+from phloem.srt.http.warning import ReplyWarning
 from phloem.srt.messages import FinishReason
 
 
@@ -21,6 +23,7 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
     forced_tokens: int
+    reasoning_tokens: int = 0
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +61,18 @@ class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     text_offset: list[int]
 
 
+class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """`rank` among all tokens, best first, where it is known: of the best ones."""
+
+    logprob: float
+    rank: int | UnsetType = UNSET
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+"""Of each prompt token: token id → logprob, its own first, then the best. The first is null."""
+
+
 class FunctionCall(msgspec.Struct, frozen=True):
     name: str
     arguments: str
@@ -82,8 +97,10 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     message: AnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: str
-    matched_stop: str | int | UnsetType = UNSET
+    matched_stop: str | int | UnsetType | None = UNSET
     constraint_valid: bool | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    metrics: AnswerMetrics | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +111,9 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     constraint: ConstraintOutcome | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    warnings: list[ReplyWarning] | UnsetType = UNSET
 
 
 class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,9 +140,11 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     delta: Delta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
-    matched_stop: str | int | UnsetType = UNSET
+    matched_stop: str | int | UnsetType | None = UNSET
     constraint_valid: bool | UnsetType = UNSET
     fields: list[FieldValue] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    metrics: AnswerMetrics | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +155,8 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType = UNSET
     constraint: ConstraintOutcome | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    warnings: list[ReplyWarning] | UnsetType = UNSET
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,9 +164,13 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
-    matched_stop: str | int | UnsetType = UNSET
+    matched_stop: str | int | UnsetType | None = UNSET
     constraint_valid: bool | UnsetType = UNSET
     fields: list[FieldValue] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    metrics: AnswerMetrics | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +183,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[CompletionChoice]
     usage: Usage | UnsetType = UNSET
     constraint: ConstraintOutcome | UnsetType = UNSET
+    warnings: list[ReplyWarning] | UnsetType = UNSET
 
 
 class ReplyHead(msgspec.Struct, frozen=True):
@@ -170,14 +199,10 @@ def reply_head(id_: str, model: str) -> ReplyHead:
 
 
 def finish_name(finish: Finish, *, called_tools: bool = False) -> str:
-    """A call that was cut off stays `length`."""
+    """A call that was cut off stays `length`; `called_tools` is for calls that the model chose."""
     if called_tools and finish.reason is FinishReason.STOP:
         return "tool_calls"
     return finish.reason.value
-
-
-def matched_stop(finish: Finish) -> str | int | UnsetType:
-    return UNSET if finish.matched is None else finish.matched
 
 
 def valid_or_unset(outcome: ConstraintOutcome | None) -> bool | UnsetType:

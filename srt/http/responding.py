@@ -6,15 +6,15 @@ sequences, aborting when the client leaves, an error after the 200) is here and 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import msgspec
 from aiohttp import web
 
-from phloem.srt.errors import InvalidConstraint
+from phloem.srt.errors import InvalidConstraint, InvalidRequest
 from phloem.srt.generation import Chunk, GenerateRequest
 from phloem.srt.http.context import Serving, serving
 from phloem.srt.http.enforcement import generate_constrained
@@ -23,6 +23,7 @@ from phloem.srt.http.fanout import Event
 from phloem.srt.http.found_constraint import FoundConstraint
 from phloem.srt.http.framing import SSE, Framing
 from phloem.srt.http.middleware import REQUEST_ID_HEADER
+from phloem.srt.http.pacing import paced
 from phloem.srt.http.stream import EventStream
 
 MAX_SEQUENCES: Final = 2048
@@ -33,12 +34,16 @@ _encoder = msgspec.json.Encoder()
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """What one HTTP request asks of the engine: its sequences under the id that its client knows,
-    all with the same constraint, if any. `with_fields`: tell the values as they are finished."""
+    all with the same constraint, if any. `with_fields`: tell the values as they are finished.
+    `names` are the request's own for fields that the engine may find fault with (`prompt`,
+    `max_tokens`, `rid`). A stream's frames have `stream_interval` tokens."""
 
     rid: str
     requests: Sequence[GenerateRequest]
     constraint: FoundConstraint | None = None
     with_fields: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
+    stream_interval: int = 1
 
 
 class Answer(Protocol):
@@ -72,8 +77,10 @@ async def respond(
         async with EventStream(
             request, headers, keepalive_s=ctx.keepalive_s, framing=framing
         ) as out:
-            async for index, chunk in events:
-                await out.write(b"".join(map(framing.frame, answer.frames(index, chunk))))
+            intervals = [call.stream_interval] * len(call.requests)
+            async with aclosing(paced(events, intervals)) as timely:
+                async for index, chunk in timely:
+                    await out.write(b"".join(map(framing.frame, answer.frames(index, chunk))))
             await out.write(b"".join(map(framing.frame, answer.closing())))
         return out.response
 
@@ -89,9 +96,9 @@ async def whole(ctx: Serving, call: Call, answer: Answer) -> msgspec.Struct:
 @asynccontextmanager
 async def running(ctx: Serving, call: Call) -> AsyncIterator[AsyncIterator[Event]]:
     """The events of `call`, entered when the engine accepted it; leaving ends what still runs.
-    Raises `PhloemError`, of a constraint under the field that it came from."""
+    Raises `PhloemError`, under the names of the request's own fields."""
     constraints = [call.constraint] * len(call.requests)
-    with located(call.constraint):
+    with located(call.constraint, call.names):
         async with generate_constrained(
             ctx, call.rid, call.requests, constraints, fields=call.with_fields
         ) as events:
@@ -103,16 +110,24 @@ def json_response(body: msgspec.Struct | Sequence[msgspec.Struct]) -> web.Respon
 
 
 @contextmanager
-def located(constraint: FoundConstraint | None) -> Iterator[None]:
-    """Report what is wrong in a constraint under the request field that it came from."""
+def located(
+    constraint: FoundConstraint | None, names: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """Report what is wrong in a constraint under the request field that it came from, and in other
+    fields under the request's own `names` for them."""
     try:
         yield
     except InvalidConstraint as error:
         if constraint is None:
             raise
-        path = constraint.inner_path(error.param or "")
-        param = join_path(constraint.param, path)
+        field, path = constraint.field_of(error.param or "")
+        param = join_path(field, path)
         raise InvalidConstraint(error.message, param=param, code=error.code) from error
+    except InvalidRequest as error:
+        own = (names or {}).get(error.param or "")
+        if own is None:
+            raise
+        raise type(error)(error.message, param=own, code=error.code) from error
 
 
 def join_path(prefix: str, path: str | None) -> str:

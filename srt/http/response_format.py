@@ -14,7 +14,7 @@ from msgspec import Meta, Raw
 
 from phloem.constrained.spec import Ebnf, JsonLines, JsonObject, JsonSchema, Regex
 from phloem.srt.errors import InvalidRequest
-from phloem.srt.http.body import given
+from phloem.srt.http.body import ABSENT, given
 from phloem.srt.http.constraint_values import (
     convert,
     nonempty,
@@ -25,13 +25,13 @@ from phloem.srt.http.constraint_values import (
 from phloem.srt.http.found_constraint import FoundConstraint
 from phloem.srt.http.structural_tags import read_structural_tag
 
-_Lines = Annotated[int, Meta(ge=1)]
+_Lines = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
 class NamedSchema(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """OpenAI's `json_schema`. Without `strict`, or with null, it is true."""
 
-    schema: Raw = Raw()
+    schema: Raw = ABSENT
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
@@ -41,10 +41,10 @@ class _Format(msgspec.Struct, kw_only=True):
     """All fields that any type has; `_FORMATS` says which are whose."""
 
     type: str
-    json_schema: Raw = Raw()
-    schema: Raw = Raw()
+    json_schema: Raw = ABSENT
+    schema: Raw = ABSENT
     strict: bool | None = None
-    value: Raw = Raw()
+    value: Raw = ABSENT
     regex: str | None = None
     pattern: str | None = None
     ebnf: str | None = None

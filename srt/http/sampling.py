@@ -7,12 +7,15 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from phloem.constrained.spec import Regex
 from phloem.srt.errors import InvalidRequest, NotFound
 from phloem.srt.generation import GenerateRequest, ModelCard
 from phloem.srt.http.caller import Caller
 from phloem.srt.http.found_constraint import FoundConstraint
 from phloem.srt.http.protocol import MAX_STOP_STRINGS, GenerationFields
+from phloem.srt.http.warning import Warnings
 from phloem.srt.messages import JumpForward, LogprobsMode, SamplingParams
+from phloem.srt.tokenizer.stop_patterns import check_patterns
 
 MAX_BIAS: Final = 100.0
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
@@ -33,9 +36,9 @@ def sampling_params(
     fields: GenerationFields, card: ModelCard, *, max_tokens: int | None, logprobs: int | None
 ) -> SamplingParams:
     """The common sampling fields. Raises `InvalidRequest` for what the types cannot say."""
-    if fields.best_of is not None and fields.best_of != (fields.n or 1):
+    if fields.logprob_token_ids and logprobs is None and fields.prompt_logprobs is None:
         raise InvalidRequest(
-            "best_of other than n is not supported.", param="best_of", code="unsupported_parameter"
+            "logprob_token_ids without logprobs.", param="logprob_token_ids", code="invalid_value"
         )
     min_tokens = fields.min_tokens or 0
     check_min_tokens(min_tokens, max_tokens, "min_tokens", "max_tokens")
@@ -55,6 +58,9 @@ def sampling_params(
         ignore_eos=bool(fields.ignore_eos),
         logprobs=logprobs,
         logprobs_mode=fields.logprobs_mode or LogprobsMode.RAW,
+        allowed_token_ids=token_ids(fields.allowed_token_ids or (), card, "allowed_token_ids"),
+        prompt_logprobs=_most(fields.prompt_logprobs, logprobs),
+        logprob_token_ids=token_ids(fields.logprob_token_ids or (), card, "logprob_token_ids"),
     )
 
 
@@ -73,6 +79,7 @@ def openai_request(
         sampling=sampling,
         constraint=constraint.for_engine() if constraint else None,
         stop=stop_strings(fields.stop, "stop"),
+        stop_regex=stop_patterns(fields.stop_regex, "stop_regex"),
         include_stop=bool(fields.include_stop_str_in_output or fields.no_stop_trim),
         skip_special_tokens=fields.skip_special_tokens is not False,
         namespace=caller.tenant.namespace(fields.extra_key, fields.cache_salt),
@@ -81,6 +88,7 @@ def openai_request(
         prompt_logprobs_from=prompt_logprobs_from,
         tenant=caller.tenant.name,
         program=caller.program,
+        plan=caller.plan,
         jump=fields.jump_forward or JumpForward.CANONICAL,
     )
 
@@ -109,6 +117,57 @@ def stop_strings(stop: str | Sequence[str] | None, param: str) -> tuple[str, ...
     if not all(stops):
         raise InvalidRequest("A stop string is empty.", param=param, code="invalid_value")
     return stops
+
+
+def stop_patterns(patterns: str | Sequence[str] | None, param: str) -> tuple[str, ...]:
+    """Regular expressions that end an answer; an empty string is none."""
+    given = (patterns,) if isinstance(patterns, str) else tuple(patterns or ())
+    return check_patterns([one for one in given if one], param)
+
+
+def bad_words(words: Sequence[str] | None, param: str) -> FoundConstraint | None:
+    """Texts that the answer must not have in it, however they are split into tokens: a constraint
+    like any other. Raises `InvalidRequest` for an empty one."""
+    if not words:
+        return None
+    for index, word in enumerate(words):
+        if not word:
+            raise InvalidRequest(
+                "A bad word is empty.", param=f"{param}[{index}]", code="invalid_value"
+            )
+    forbidden = "|".join(map(re.escape, words))
+    return FoundConstraint(param, Regex(pattern=rf"(?:(?!{forbidden})[\s\S])*"))
+
+
+def cut_prompt(
+    ids: list[int],
+    fields: GenerationFields,
+    max_tokens: int | None,
+    card: ModelCard,
+    warnings: Warnings,
+) -> list[int]:
+    """What `truncate_prompt_tokens` leaves of a prompt: so many tokens of its end, or of its
+    beginning with `truncation_side` "right". -1 is what the context holds beside the answer."""
+    name = "truncate_prompt_tokens"
+    left = fields.truncate_prompt_tokens
+    if left is None:
+        if fields.truncation_side is not None:
+            raise InvalidRequest(
+                f"truncation_side without {name}.", param="truncation_side", code="invalid_value"
+            )
+        return ids
+    if left == 0:
+        raise InvalidRequest(
+            f"{name} 0 leaves nothing of the prompt.", param=name, code="invalid_value"
+        )
+    if left == -1:
+        left = max(1, card.context_length - max(1, max_tokens or 1))
+    if left >= len(ids):
+        return ids
+    right = fields.truncation_side == "right"
+    side = "end" if right else "beginning"
+    warnings.add(name, f"{len(ids) - left} tokens were cut off at the prompt's {side}.")
+    return ids[:left] if right else ids[-left:]
 
 
 def token_ids(ids: Iterable[int], card: ModelCard, param: str) -> tuple[int, ...]:
@@ -163,6 +222,11 @@ def check_min_tokens(low: int, high: int | None, low_name: str, high_name: str) 
 def clamp_tokens(value: int | None, card: ModelCard) -> int | None:
     """The engine stops at the context's end anyway; no number beyond it needs to travel."""
     return None if value is None else min(value, card.context_length)
+
+
+def _most(a: int | None, b: int | None) -> int | None:
+    """The larger count, where the first was given."""
+    return None if a is None else max(a, b or 0)
 
 
 def _or(value: float | None, default: float) -> float:

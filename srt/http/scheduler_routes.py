@@ -1,17 +1,17 @@
-"""`/scheduler/policy`, the order of waiting requests, and `/programs/{program}/end`."""
+"""`/scheduler/policy`: the order of waiting requests."""
 
 from __future__ import annotations
+
+from typing import Final
 
 import msgspec
 from aiohttp import web
 
-from phloem.srt.http.access import CALLER
 from phloem.srt.http.body import BodyReader
-from phloem.srt.http.caller import program_id
 from phloem.srt.http.context import serving
 from phloem.srt.http.responding import json_response
+from phloem.srt.http.routes import Access, Route
 from phloem.srt.questions import AskPolicy, Policy
-from phloem.srt.tenants import scoped
 
 
 class PolicyRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -23,10 +23,6 @@ class PolicyReply(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str
     policies: list[str]
-
-
-class ProgramReply(msgspec.Struct, frozen=True, kw_only=True):
-    ended: str
 
 
 _policy_reader = BodyReader(PolicyRequest)
@@ -46,8 +42,23 @@ async def _ask_policy(request: web.Request, wanted: str | None) -> web.Response:
     return json_response(PolicyReply(policy=answer.policy, policies=answer.policies))
 
 
-async def end_program(request: web.Request) -> web.Response:
-    """No call of this program follows: what it alone used is the first to be evicted."""
-    program = program_id(request.match_info["program"])
-    serving(request).engine.end_program(scoped(request[CALLER].name, program))
-    return json_response(ProgramReply(ended=program))
+ROUTES: Final = (
+    Route(
+        "GET",
+        "/scheduler/policy",
+        policy,
+        Access.ADMIN,
+        "The order of waiting requests",
+        reply=PolicyReply,
+    ),
+    Route(
+        "POST",
+        "/scheduler/policy",
+        set_policy,
+        Access.ADMIN,
+        "Change the order of waiting requests",
+        body=_policy_reader,
+        reply=PolicyReply,
+        example={"policy": "lpm"},
+    ),
+)

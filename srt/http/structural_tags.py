@@ -7,21 +7,21 @@ from msgspec import Raw
 
 from phloem.constrained.spec import StructuralTag
 from phloem.srt.errors import InvalidRequest
-from phloem.srt.http.body import given
+from phloem.srt.http.body import ABSENT, given
 from phloem.srt.http.constraint_values import convert, schema_text
 
 
 class _Structure(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     begin: str
     end: str
-    schema: Raw = Raw()
+    schema: Raw = ABSENT
 
 
 class _TagSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The new form is a `format` tree, the old one a list of structures behind triggers."""
 
     type: str = "structural_tag"
-    format: Raw = Raw()
+    format: Raw = ABSENT
     structures: list[_Structure] | None = None
     triggers: list[str] | None = None
     at_least_one: bool = False

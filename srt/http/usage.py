@@ -39,7 +39,8 @@ class UsageCounter:
             total_tokens=sum(lengths.values()) + completion,
             prompt_tokens_details=PromptTokensDetails(sum(cached.values())),
             completion_tokens_details=CompletionTokensDetails(
-                sum(chunk.forced_tokens for chunk in self._latest.values())
+                sum(chunk.forced_tokens for chunk in self._latest.values()),
+                sum(chunk.reasoning_tokens for chunk in self._latest.values()),
             ),
         )
 

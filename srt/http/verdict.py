@@ -8,7 +8,12 @@ from typing import Any, Final, NoReturn
 
 from phloem.constrained.base import ConstraintError
 from phloem.constrained.relax import MAX_LISTED
-from phloem.constrained.spec import Choice, JsonLines, JsonObject, JsonSchema, Plain
+from phloem.constrained.spec import (
+    Choice,
+    JsonObject,
+    Plain,
+    WithSchema,
+)
 from phloem.constrained.validate import Violation, validate, validator_of
 
 
@@ -28,7 +33,7 @@ def judge(constraint: Plain, text: str) -> Verdict:
 
     JSON is read as most parsers read it: of a repeated key the last counts.
     """
-    if not isinstance(constraint, JsonSchema | JsonLines | JsonObject | Choice):
+    if not isinstance(constraint, WithSchema | JsonObject | Choice):
         return UNKNOWN
     try:
         validate(constraint, text, _parse)
@@ -41,7 +46,7 @@ def judge(constraint: Plain, text: str) -> Verdict:
 
 def annotated(constraint: Plain) -> list[str]:
     """Pointers of a schema's keywords that nobody checks, for they are annotations."""
-    if not isinstance(constraint, JsonSchema | JsonLines):
+    if not isinstance(constraint, WithSchema):
         return []
     try:
         return list(validator_of(constraint.schema).annotations[:MAX_LISTED])

@@ -16,20 +16,17 @@ from __future__ import annotations
 
 import itertools
 import logging
-import secrets
 from array import array
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from phloem.constrained.spec import constraint_key
 from phloem.radix import policy_by_name
 from phloem.srt.errors import (
     DeadlineExceeded,
     InternalError,
     InvalidRequest,
     PhloemError,
-    PromptTooLong,
     QueueFull,
     Unavailable,
 )
@@ -65,6 +62,7 @@ from phloem.srt.messages import (
 from phloem.srt.scheduler.answers import Answers
 from phloem.srt.scheduler.cost import StepCost, StepSize
 from phloem.srt.scheduler.grammars import Grammars
+from phloem.srt.scheduler.intake import ModelBounds, request_of
 from phloem.srt.scheduler.ledger import Ledger
 from phloem.srt.scheduler.order import Lookups
 from phloem.srt.scheduler.output import (
@@ -76,13 +74,13 @@ from phloem.srt.scheduler.output import (
 )
 from phloem.srt.scheduler.past import Past
 from phloem.srt.scheduler.plan import Budget, Decision, Work, decide
+from phloem.srt.scheduler.programs import Programs
 from phloem.srt.scheduler.queue import DeadlineQueue, WaitingQueue
-from phloem.srt.scheduler.refusals import check_tokens, row_error, too_short
+from phloem.srt.scheduler.refusals import row_error, too_short
 from phloem.srt.scheduler.request import Request, Status
 from phloem.srt.scheduler.stats import Counters
 from phloem.srt.scheduler.tenants import Shares, TenantLimits
 from phloem.srt.tier_messages import FromTier, ToTier
-from phloem.srt.wire import unpack_array
 
 log = logging.getLogger(__name__)
 
@@ -146,14 +144,18 @@ class Scheduler:
             page_size=limits.page_size,
             pin_share=limits.pin_share,
         )
-        self.context_length = min(worker.context_length, self.ledger.pool.capacity)
-        self.vocab_size = worker.vocab_size
-        self.eos_ids = frozenset(worker.eos_ids)
+        self.model = ModelBounds(
+            context_length=min(worker.context_length, self.ledger.pool.capacity),
+            vocab_size=worker.vocab_size,
+            eos_ids=frozenset(worker.eos_ids),
+        )
+        self.programs = Programs(self.ledger.tree, self.ledger.holds, clock)
         self.cost = StepCost()
         lookups = Lookups(
             cached=self.ledger.cached,
             sort_key=sort_key or (lambda request: request.tokens),
             token_seconds=lambda: self.cost.token_seconds,
+            standing=self.programs.standing,
         )
         self.waiting = WaitingQueue(limits.schedule_policy, lookups, self.shares)
         self.deadlines = DeadlineQueue()
@@ -196,7 +198,7 @@ class Scheduler:
                 self.draining = True
                 self._drained_if_empty()
             case EndProgram(program):
-                self.ledger.tree.end_program(program)
+                self.programs.end(program)
             case Watch(on):
                 self.watched = on
                 self.ledger.tree.watch(on or self.published)
@@ -211,12 +213,15 @@ class Scheduler:
             self.to_frontend.append(Failed(message.rid, error.to_info()))
             return
         self._by_rid[request.rid] = request
+        self.programs.joined(request)
         self.deadlines.add(request)
         self.counters.requests_total += 1
         if request.constraint is None:
             self._enqueue(request)
         else:
             self.grammars.require(request)
+        if message.plan is not None:
+            self.grammars.prepare(message.plan.next_constraints)
 
     def _admit(self, message: Submit) -> Request:
         """Check what only the scheduler can know; raises what the client should read."""
@@ -228,47 +233,16 @@ class Scheduler:
             raise QueueFull(
                 f"{self.limits.max_waiting} requests are waiting already", retry_after=1.0
             )
-        tokens = unpack_array(message.prompt)
-        sampling = message.sampling
-        check_tokens(tokens, message, self.vocab_size)
         quota = self.shares.quota(message.tenant)
-        longest = self.context_length if quota is None else min(self.context_length, quota)
-        room = longest - len(tokens)
-        max_output = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
-        if room < 0 or (room == 0 and sampling.max_tokens != 0):
-            raise PromptTooLong(
-                f"the prompt has {len(tokens)} tokens; prompt and output together may have "
-                f"{longest}",
-                param="prompt",
-                code="context_length_exceeded",
-            )
-        stop_ids = frozenset(sampling.stop_token_ids)
-        if not sampling.ignore_eos or message.constraint is not None:
-            stop_ids |= self.eos_ids
-        now = self.clock()
-        timeout = message.deadline_s
+        context = self.model.context_length
         self._next_uid += 1
-        return Request(
+        return request_of(
+            message,
+            self.model,
             uid=self._next_uid,
-            rid=message.rid,
-            tokens=tokens,
-            prompt_len=len(tokens),
-            sampling=sampling,
-            seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
-            max_output=max_output,
-            stop_ids=stop_ids,
-            arrival=now,
-            deadline=now + (self.limits.request_timeout_s if timeout is None else timeout),
-            namespace=message.namespace,
-            priority=message.priority,
-            tenant=message.tenant,
-            program=message.program,
-            constraint=message.constraint,
-            grammar_key=None if message.constraint is None else constraint_key(message.constraint),
-            jump=message.jump,
-            prompt_logprobs_from=message.prompt_logprobs_from,
-            private=message.prompt_logprobs_from is not None,
-            status=Status.WAITING if message.constraint is None else Status.COMPILING,
+            now=self.clock(),
+            timeout_s=self.limits.request_timeout_s,
+            longest=context if quota is None else min(context, quota),
         )
 
     def _enqueue(self, request: Request) -> None:
@@ -344,7 +318,7 @@ class Scheduler:
             return
         ending = self._force(request, row.tokens)
         if ending is None and row.ends:
-            ending = append_stop(request, min(self.eos_ids))
+            ending = append_stop(request, min(self.model.eos_ids))
         self._emit(request, ending)
 
     def _force(self, request: Request, tokens: list[int]) -> Ending | None:
@@ -415,6 +389,7 @@ class Scheduler:
                 self.waiting.admit(request)
                 if request.started is None:
                     request.started = now
+                    self.programs.started(request)
                     self.answers.admitted(request)
         return self.ledger.commit(decision, self._next_step, self._requeue)
 
@@ -469,6 +444,7 @@ class Scheduler:
         if row.epoch != request.epoch or request.status is not Status.RUNNING:
             return False
         self.shares.charge(request.tenant, work.count)
+        self.programs.charge(request, work.count)
         prefill = max(0, min(work.end, request.prompt_len) - work.start)
         self.counters.computed_prefill_tokens_total += prefill
         request.computed_len = work.end
@@ -484,6 +460,7 @@ class Scheduler:
         elif row.token >= 0:
             return self._token(request, row)
         elif request.computed_len == len(request.tokens) and request.max_output == 0:
+            request.embedding = row.embedding
             self._emit(request, Ending(FinishReason.LENGTH))
         return False
 
@@ -529,6 +506,7 @@ class Scheduler:
     def _end(self, request: Request, message: Tokens | Failed, *, keep: bool = True) -> None:
         """Take the request out of wherever it is and send its one terminal message. `keep` as in
         `Ledger.finish`."""
+        computed = request.status is Status.RUNNING
         match request.status:
             case Status.RUNNING:
                 self.ledger.finish(request, keep=keep)
@@ -542,15 +520,17 @@ class Scheduler:
             case Status.FINISHED:
                 raise RuntimeError(f"request {request.rid} ended twice")
         del self._by_rid[request.rid]
+        self.programs.left(request, whole=computed and keep)
         self.deadlines.discard(request)
         self.grammars.close(request)
         self.to_frontend.append(message)
         self._drained_if_empty()
 
     def expire(self) -> None:
-        """End what is past its deadline, requests and pins. A request in the step in flight ends
+        """End what is past its time: requests, pins, programs. A request in the step in flight ends
         with that step."""
         self.ledger.pins.expire()
+        self.programs.expire()
         for request in self.deadlines.pop_expired(self.clock()):
             request.expired = True
             if not self._is_in_flight(request):
@@ -573,8 +553,7 @@ class Scheduler:
         """Answer flushes: at once, but never between a plan and its result."""
         if self.in_flight is None:
             for flush in self._flushes:
-                self.ledger.pins.drop_all(flush.namespace)
-                dropped = self.ledger.tree.flush(flush.namespace)
+                dropped = self.ledger.flush(flush.namespace)
                 self.to_frontend.append(Flushed(flush.id, dropped))
             self._flushes.clear()
 

@@ -6,9 +6,10 @@ whatever it forgets, or loses by dying, is sent again.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 
-from phloem.constrained.spec import Constraint
+from phloem.constrained.spec import Constraint, constraint_key
 from phloem.srt.messages import (
     GrammarClose,
     GrammarCompile,
@@ -24,6 +25,9 @@ from phloem.srt.scheduler.request import Request, Status
 MAX_COMPILE_ATTEMPTS = 2
 """Grammar processes that may die over one constraint before it is refused."""
 
+MAX_AHEAD = 64
+"""Constraints of calls to come that wait to be compiled; beyond that, the oldest are forgotten."""
+
 
 class Grammars:
     """Requests that wait for their grammar, and the orders in `outbox`, which the driver sends."""
@@ -38,6 +42,9 @@ class Grammars:
         """By uid, requests of which it is not known yet what is forced next."""
         self._held: set[int] = set()
         """Of these, the running ones."""
+        self._ahead: OrderedDict[str, Constraint] = OrderedDict()
+        """What no request waits for yet, to be compiled when none waits for anything."""
+        self._compiling_ahead: str | None = None
 
     @property
     def waiting(self) -> int:
@@ -54,7 +61,24 @@ class Grammars:
         waiters = self._waiters.setdefault(key, [])
         waiters.append(request)
         if len(waiters) == 1:
+            self._ahead.pop(key, None)
             self._compile(key, constraint)
+
+    def prepare(self, constraints: Iterable[Constraint]) -> None:
+        """Have these compiled for requests to come, one by one while no request waits for another
+        grammar; the process keeps what comes of it."""
+        for constraint in constraints:
+            key = constraint_key(constraint)
+            if key not in self._waiters and key != self._compiling_ahead:
+                self._ahead[key] = constraint
+        while len(self._ahead) > MAX_AHEAD:
+            self._ahead.popitem(last=False)
+        self._compile_ahead()
+
+    def _compile_ahead(self) -> None:
+        if self._ahead and self._compiling_ahead is None and not self._waiters:
+            self._compiling_ahead, constraint = self._ahead.popitem(last=False)
+            self._compile(self._compiling_ahead, constraint)
 
     def _compile(self, key: str, constraint: Constraint) -> None:
         if key in self._waiters:
@@ -69,7 +93,11 @@ class Grammars:
         """The compile of `key` has ended, one way or the other: the requests that waited for it."""
         self._missing.discard(key)
         self._attempts.pop(key, None)
-        return self._waiters.pop(key, [])
+        waiters = self._waiters.pop(key, [])
+        if key == self._compiling_ahead:
+            self._compiling_ahead = None
+        self._compile_ahead()
+        return waiters
 
     def withdraw(self, request: Request) -> None:
         """The request ended before its grammar was ready."""
@@ -133,6 +161,7 @@ class Grammars:
             if not waiters or self._attempts[waited_for] >= MAX_COMPILE_ATTEMPTS:
                 given_up += self.compiled(waited_for)
         self._missing.clear()
+        self._compiling_ahead = None  # it may be what the process died of
         wanted: dict[str, Constraint] = {}
         for request in live:
             request.grammar_tokens = 0

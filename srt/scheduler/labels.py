@@ -19,6 +19,7 @@ from phloem.constrained.spec import Constraint, Regex, constraint_key
 from phloem.srt.errors import ErrorInfo
 from phloem.srt.messages import (
     Abort,
+    CallPlan,
     Drain,
     EndProgram,
     Flush,
@@ -121,13 +122,14 @@ class Labels:
     def sampling(self, sampling: SamplingParams) -> SamplingParams:
         """What the scheduler reads of these: lengths, stop ids, and whether all ids are known."""
         known = range(self.vocab_size)
-        bias = any(token not in known for token in sampling.logit_bias)
+        others = (sampling.logit_bias, sampling.allowed_token_ids, sampling.logprob_token_ids)
+        unknown = any(token not in known for ids in others for token in ids)
         return SamplingParams(
             max_tokens=sampling.max_tokens,
             min_tokens=sampling.min_tokens,
             ignore_eos=sampling.ignore_eos,
             stop_token_ids=tuple(t if t in known else -1 for t in sampling.stop_token_ids),
-            logit_bias={-1: 0.0} if bias else {},
+            logit_bias={-1: 0.0} if unknown else {},
             seed=0,
         )
 
@@ -144,7 +146,12 @@ class Labels:
             namespace=self.name(message.namespace),
             tenant=self.name(message.tenant),
             program=self.name(message.program),
+            plan=None if message.plan is None else self._plan(message.plan),
         )
+
+    def _plan(self, plan: CallPlan) -> CallPlan:
+        constraints: list[Constraint] = [self.constraint(one) for one in plan.next_constraints]
+        return replace(plan, group=self.name(plan.group), next_constraints=constraints)
 
     def received(self, message: ToScheduler) -> ToScheduler:
         """Any message but `Submit`."""

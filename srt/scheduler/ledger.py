@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 
 from phloem.radix import EvictionPolicy, Lease, OutOfSlots, RadixTree, SlotPool
 from phloem.srt.messages import RowPlan, RowStart, StepPlan
+from phloem.srt.scheduler.holds import Holds
 from phloem.srt.scheduler.lower_tier import LowerTier
 from phloem.srt.scheduler.pins import Pins
 from phloem.srt.scheduler.plan import Decision, View, Work, new_slots
@@ -26,7 +27,8 @@ log = logging.getLogger(__name__)
 
 
 class Ledger:
-    """Slots, rows and leases of all running requests, and what pins and the lower tier hold.
+    """Slots, rows and leases of all running requests, and what pins, programs and the lower tier
+    hold.
 
     `kv_slots` counts the padding page (of page size 1: slot 0) in. Rows are indices into the
     worker's slot table. `clock` gives seconds.
@@ -50,6 +52,7 @@ class Ledger:
         self.sharing = sharing
         self.page_size = page_size
         self.pins = Pins(self.tree, int(self.pool.capacity * pin_share), clock)
+        self.holds = Holds(self.tree, int(self.pool.capacity * pin_share), clock)
         self.tier = LowerTier(self.tree, self.pool, self._allocate)
         self.running: dict[int, Request] = {}
         """By uid, in order of admission."""
@@ -65,7 +68,12 @@ class Ledger:
         return self.tree.sole(request.lease) if request.lease is not None else 0
 
     def pinned(self) -> int:
-        return self.pins.only() if len(self.pins) else 0
+        if not len(self.pins):
+            return self.held()
+        return self.tree.sole_of([*self.pins.leases(), *self.holds.leases()])
+
+    def held(self) -> int:
+        return self.tree.sole_of(self.holds.leases()) if len(self.holds) else 0
 
     def restorable(self, request: Request, cached: int) -> int | None:
         return self.tier.restorable(request, cached) if self.sharing else 0
@@ -113,8 +121,10 @@ class Ledger:
 
         `requeue` receives preempted requests, in good order for a new admission.
         """
+        self.holds.free(decision.unhold)
         if decision.unpin:
             log.warning("%d pins were dropped: no slot was left for anybody", len(self.pins))
+            self.holds.drop_all()
             self.pins.drop_all()
         for request in decision.preempt:
             self.preempt(request)
@@ -226,6 +236,7 @@ class Ledger:
             stop_ids=sorted(request.stop_ids),
             history=pack(request.tokens[: request.computed_len]) if penalised else b"",
             prompt_logprobs_from=None if request.announced else request.prompt_logprobs_from,
+            embed=request.embed,
         )
 
     def _allocate(self, count: int, by: str) -> list[int]:
@@ -257,7 +268,7 @@ class Ledger:
         lease = request.lease
         assert lease is not None
         tail, kept = request.tail_slots, 0
-        if self.sharing and tail:
+        if self.sharing and tail and not request.apart:
             tokens = request.tokens[lease.length : request.computed_len]
             kept = len(tokens) - len(tokens) % self.page_size
             # the rest is half a page, or of a step that has not come back: it holds nothing yet
@@ -269,13 +280,18 @@ class Ledger:
         request.lease = None
         request.tail_slots = []
         request.spare_slots = []
-        request.private = request.prompt_logprobs_from is not None
+        request.private = request.apart
         request.computed_len = 0
         request.row = -1
         request.block_keys = None
         return lease
 
+    def flush(self, namespace: str | None = None) -> int:
+        """Drop what no running request holds, of one namespace or of all; the tokens dropped."""
+        self.holds.drop_all(namespace)
+        self.pins.drop_all(namespace)
+        return self.tree.flush(namespace)
+
     def discard_all(self) -> int:
         """Forget all cached KV after a failed step; no request may be running. Tokens dropped."""
-        self.pins.drop_all()
-        return self.tree.flush()
+        return self.flush()

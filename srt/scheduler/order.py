@@ -9,7 +9,10 @@ has just been admitted, at once.
     fair        Largest cached share first, in sixteenths. A request rises by a sixteenth each time
                 it has waited for PATIENCE / 16 times the work that is not cached, so none starves,
                 and what is small does not wait for what is large (response ratio: Hansen's HRRN,
-                1971). Among equals the first to arrive goes first.
+                1971). Among equals the first to arrive goes first, where the calls of a program
+                have arrived with its first call. What has begun is to end: calls of a program that
+                was served before stand higher, and higher still when their siblings were, or when
+                few calls remain after them.
     fcfs        first come, first served
     lpm         longest cached prefix first (RadixAttention, Zheng et al. 2024); may starve
     dfs-weight  depth first over the waiting prompts, the fullest subtree first; may starve
@@ -29,6 +32,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from phloem.radix import common_prefix
+from phloem.srt.scheduler.programs import Standing
 from phloem.srt.scheduler.request import Request
 
 NEIGHBOURS = 16
@@ -48,6 +52,14 @@ PATIENCE = 200.0
 that is cached as a whole and has just arrived. Chosen with benchmark/policy.py: with 50, chats lose
 their cached turns to new ones; with 300, nothing is won."""
 
+BEGUN, JOINING, ENDING = SHARES, SHARES // 4, 3 * SHARES // 4
+"""By how many of these steps calls of a program rise that has been served before, calls whose
+siblings have been, and calls that no other call remains after. Chosen with benchmark/policy.py."""
+
+HEAD_START_TOKENS = 256
+"""The calls of a program came with its first one, but at most so much earlier than they did as
+PATIENCE grants a request of this work."""
+
 GROUP_TOKENS = 16
 """Prompts that agree so far are one subtree to `dfs-weight` when it looks for the fullest."""
 
@@ -58,12 +70,13 @@ class Lookups:
 
     `cached` tells how many of its tokens are in the tree now. `sort_key` gives what neighbours are
     sorted by: its tokens, or anything that is equal as far as these are. `token_seconds` is what
-    computing one token of a prompt takes.
+    computing one token of a prompt takes. `standing` is that of its program.
     """
 
     cached: Callable[[Request], int]
     sort_key: Callable[[Request], array[int]]
     token_seconds: Callable[[], float]
+    standing: Callable[[Request], Standing] = lambda request: Standing(request.arrival, request.uid)
 
 
 class Order(ABC):
@@ -171,27 +184,44 @@ class _Place:
 
 
 class _Class(NamedTuple):
-    """Requests of like cached share (in sixteenths) and uncached work (less than `2**bits`)."""
+    """Requests of like cached share (in sixteenths), uncached work (less than `2**bits`), and rise
+    by their program."""
 
     share: int
     bits: int
+    rise: int
 
     @staticmethod
-    def of(request: Request, cached: int) -> _Class:
+    def of(request: Request, cached: int, standing: Standing) -> _Class:
         tokens = len(request.tokens)
         work = tokens - cached + OVERHEAD_TOKENS
-        return _Class(SHARES * cached // tokens, work.bit_length())
+        return _Class(SHARES * cached // tokens, work.bit_length(), _rise(standing))
+
+
+def _rise(standing: Standing) -> int:
+    """Steps that its program lifts a request by."""
+    rise = BEGUN * standing.begun + JOINING * standing.joining
+    if standing.remaining is not None:
+        rise += ENDING * max(0, 4 - standing.remaining.bit_length()) // 4
+    return rise
+
+
+Entry = tuple[float, int, int]
+"""When a request's program came, as far as that counts, the program's first call, the request."""
 
 
 class FairOrder(Order):
-    """By cached share and the time waited for the work, see above. The requests of a class rise
-    alike, so each class is first come, first served, and only their heads have to be compared."""
+    """By cached share, program, and the time waited for the work, see above. The requests of a
+    class rise alike, so each class is first come, first served, and only their heads have to be
+    compared."""
 
     def __init__(self, lookups: Lookups) -> None:
         self._lookups = lookups
-        self._classes: dict[_Class, list[tuple[float, int]]] = {}
+        self._classes: dict[_Class, list[Entry]] = {}
         self._class_of: dict[int, _Class] = {}
+        self._entries: dict[int, Entry] = {}
         self._requests: dict[int, Request] = {}
+        self._programs: dict[str, dict[int, Request]] = {}
         self._neighbours = Neighbours(lookups)
 
     def __len__(self) -> int:
@@ -199,22 +229,41 @@ class FairOrder(Order):
 
     def add(self, request: Request) -> None:
         self._requests[request.uid] = request
+        self._entries[request.uid] = self._entry(request)
+        if request.program:
+            self._programs.setdefault(request.program, {})[request.uid] = request
         self._neighbours.add(request)
-        self._file(request, _Class.of(request, self._lookups.cached(request)))
+        self._file(request, self._class(request))
 
     def remove(self, request: Request) -> None:
         del self._requests[request.uid]
         self._neighbours.remove(request)
         self._unfile(request)
+        del self._entries[request.uid]
+        if request.program:
+            calls = self._programs[request.program]
+            del calls[request.uid]
+            if not calls:
+                del self._programs[request.program]
+
+    def _entry(self, request: Request) -> Entry:
+        standing = self._lookups.standing(request)
+        head_start = PATIENCE * HEAD_START_TOKENS * self._lookups.token_seconds()
+        return max(standing.since, request.arrival - head_start), standing.first, request.uid
+
+    def _class(self, request: Request, cached: int | None = None) -> _Class:
+        """The class that it belongs to, by what is cached of it, now or soon."""
+        cached = self._lookups.cached(request) if cached is None else cached
+        return _Class.of(request, cached, self._lookups.standing(request))
 
     def _file(self, request: Request, class_: _Class) -> None:
         self._class_of[request.uid] = class_
-        insort(self._classes.setdefault(class_, []), (request.arrival, request.uid))
+        insort(self._classes.setdefault(class_, []), self._entries[request.uid])
 
     def _unfile(self, request: Request) -> None:
         class_ = self._class_of.pop(request.uid)
         members = self._classes[class_]
-        del members[bisect_left(members, (request.arrival, request.uid))]
+        del members[bisect_left(members, self._entries[request.uid])]
         if not members:
             del self._classes[class_]
 
@@ -226,28 +275,27 @@ class FairOrder(Order):
     def ranked(self, now: float) -> Iterator[Request]:
         pace = PATIENCE / SHARES * self._lookups.token_seconds()
         walks = {class_: iter(members) for class_, members in self._classes.items()}
-        heap: list[tuple[int, float, int, _Class | None]] = []  # the last: the class to go on with
+        heap: list[tuple[int, Entry, _Class | None]] = []  # the last: the class to go on with
         moved: dict[int, _Class] = {}
 
         def offer(class_: _Class) -> None:
             entry = next(walks[class_], None)
             if entry is not None:
-                arrival, uid = entry
-                heapq.heappush(heap, (-_level(class_, now - arrival, pace), arrival, uid, class_))
+                heapq.heappush(heap, (-_level(class_, now - entry[0], pace), entry, class_))
 
         for class_ in self._classes:
             offer(class_)
         try:
             while heap:
-                _, arrival, uid, came_from = heapq.heappop(heap)
+                _, entry, came_from = heapq.heappop(heap)
+                came, _, uid = entry
                 request = self._requests[uid]
                 if came_from is not None:
                     offer(came_from)
-                    actual = _Class.of(request, self._lookups.cached(request))
+                    actual = self._class(request)
                     if actual != came_from and len(moved) < CORRECTIONS:
                         moved[uid] = actual
-                        level = _level(actual, now - arrival, pace)
-                        heapq.heappush(heap, (-level, arrival, uid, None))
+                        heapq.heappush(heap, (-_level(actual, now - came, pace), entry, None))
                         continue
                 yield request
         finally:
@@ -257,13 +305,16 @@ class FairOrder(Order):
 
     def admitted(self, request: Request) -> None:
         for other, shared in islice(self._neighbours.around(request), NEIGHBOURS):
-            class_ = _Class.of(other, min(shared, other.match_limit))
+            class_ = self._class(other, min(shared, other.match_limit))
             if class_.share > self._class_of[other.uid].share:
                 self._refile(other, class_)
+        for other in islice(self._programs.get(request.program, {}).values(), NEIGHBOURS):
+            if _rise(self._lookups.standing(other)) > self._class_of[other.uid].rise:
+                self._refile(other, self._class(other))
 
 
 def _level(class_: _Class, waited: float, pace: float) -> int:
-    return class_.share + int(waited / (pace * (1 << class_.bits)))
+    return class_.share + class_.rise + int(waited / (pace * (1 << class_.bits)))
 
 
 class LongestPrefixOrder(Order):

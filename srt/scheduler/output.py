@@ -72,6 +72,7 @@ def take_message(
         queue_seconds=(request.started or request.arrival) - request.arrival,
         forced_tokens=request.forced_tokens,
         closed_by_budget=request.closed_by_budget,
+        embedding=request.embedding,
     )
     request.unsent = []
     return message

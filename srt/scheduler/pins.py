@@ -96,10 +96,8 @@ class Pins:
             if namespace is None or pin.lease.namespace == namespace:
                 self._drop(name)
 
-    def only(self) -> int:
-        """Tokens that would become evictable if all pins ended: those that no other lease holds.
-        Costs the nodes of the pinned paths."""
-        return self._tree.sole_of([pin.lease for pin in self._pins.values()])
+    def leases(self) -> list[Lease]:
+        return [pin.lease for pin in self._pins.values()]
 
     def uses(self) -> list[PinUse]:
         now = self._clock()

@@ -9,10 +9,11 @@ carries the decision out. The order of service:
    decode, as the time allows that these may be kept waiting;
 3. waiting requests in queue order, as long as rows, budget and slots last.
 
-When slots run out for a running row, the cheapest victim is preempted: of the lowest priority, and
-of these the one with least to compute again. The first by priority and admission is never
-preempted for another and fits the pool alone, so it finishes: that is the proof of progress. A
-waiting request may also displace running ones of lower priority, if that makes room for it.
+When slots run out, what is only held for programs goes first. If a running row still has none, the
+cheapest victim is preempted: of the lowest priority, and of these the one with least to compute
+again. The first by priority and admission is never preempted for another and fits the pool alone,
+so it finishes: that is the proof of progress. A waiting request may also displace running ones of
+lower priority, if that makes room for it.
 
 In-flight sharing: KV of a step's new tokens is written before attention reads, layer by layer, so
 a row may read what another row computes in the same step. A waiting request whose prompt continues
@@ -58,7 +59,11 @@ class Cache(Protocol):
         ...
 
     def pinned(self) -> int:
-        """Tokens in the tree that only pins keep from eviction."""
+        """Tokens in the tree that only pins and holds for programs keep from eviction."""
+        ...
+
+    def held(self) -> int:
+        """Tokens in the tree that only holds for programs keep from eviction."""
         ...
 
     def restorable(self, request: Request, cached: int) -> int | None:
@@ -113,18 +118,20 @@ class Work:
 
 @dataclass
 class Decision:
-    """Drop the pins if `unpin`, preempt these (in this order), fetch what lower tiers have of
-    these waiting requests, then do this work (in this order)."""
+    """End holds for programs until `unhold` more tokens are evictable, drop the pins and all holds
+    if `unpin`, preempt these (in this order), fetch what lower tiers have of these waiting
+    requests, then do this work (in this order)."""
 
     preempt: list[Request] = field(default_factory=list)
     work: list[Work] = field(default_factory=list)
     restore: list[Request] = field(default_factory=list)
     unpin: bool = False
+    unhold: int = 0
 
     @property
     def changes(self) -> bool:
         """Whether another decision may see more room than this one did."""
-        return bool(self.preempt or self.unpin or self.work)
+        return bool(self.preempt or self.unpin or self.unhold or self.work)
 
 
 def decide(view: View, budget: Budget) -> Decision:
@@ -132,7 +139,7 @@ def decide(view: View, budget: Budget) -> Decision:
     planner = _Planner(view, budget)
     planner.keep_quotas()
     planner.serve_running()
-    if not planner.decision.preempt:
+    if not (planner.decision.preempt or planner.decision.unhold):
         planner.admit_waiting()
     return planner.decision
 
@@ -157,6 +164,7 @@ class _Planner:
         self.rows = self.tokens = self.pairs = 0  # of the work so far
         self.decoding = 0
         self.chunked = False  # whether a chunk of a prompt is among the work
+        self.held: int | None = None  # what ending more holds would give, once that was asked
         self.seconds = float("inf")
 
     # ------------------------------------------------------------------ running rows
@@ -238,6 +246,8 @@ class _Planner:
         """Preempt until there is a page; False when `request` gets none in this step."""
         first = max(self.view.running, key=lambda r: (r.priority, -r.epoch))
         while self.available < self.page_size:
+            if self._unhold(self.page_size):
+                continue
             lower = [r for r in self.alive if r is not first and r.priority <= request.priority]
             if lower:
                 victim = min(lower, key=lambda r: (r.priority, self._cost(r), -r.epoch))
@@ -267,10 +277,25 @@ class _Planner:
             self.tokens -= planned.count
             self.pairs -= StepSize.chunk(planned.start, planned.count)
 
+    def _unhold(self, wanted: int) -> bool:
+        """Holds yield to whoever fits into `wanted` slots then; whether that gives the room."""
+        missing = wanted - self.available
+        if missing <= 0:
+            return False
+        if self.held is None:
+            self.held = self.view.cache.held()
+        if self.held < missing:
+            return False
+        self.held -= missing
+        self.decision.unhold += missing
+        self.available = wanted
+        return True
+
     def _unpin(self) -> bool:
-        """As the last resort, what is pinned may go."""
-        pinned = 0 if self.decision.unpin else self.view.cache.pinned()
+        """As the last resort, what is pinned may go, and all holds with it."""
+        pinned = 0 if self.decision.unpin else self.view.cache.pinned() - self.decision.unhold
         self.decision.unpin = self.decision.unpin or pinned > 0
+        self.held = 0
         self.available += pinned
         return pinned > 0
 
@@ -322,6 +347,8 @@ class _Planner:
         need = new_slots(len(request.tokens) - start, 0, self.page_size)
         own = _own_reserve(request)
         wanted = unlocked + need + own + self.reserve
+        if self.rows_left > 0 and self._unhold(wanted):
+            return False  # which of its own prefix is unlocked by that is not known in this step
         if (self.rows_left <= 0 or self.available < wanted) and self.alive:
             # What that frees is known for certain only once it is done: not in this step.
             self._displace(request, unlocked + need + own)

@@ -115,7 +115,7 @@ class SchedulerProcess:
         self.frontend.send(
             BackendReady(
                 kv_slots=scheduler.ledger.pool.capacity,
-                context_length=scheduler.context_length,
+                context_length=scheduler.model.context_length,
                 vocab_size=worker.vocab_size,
                 max_running=options.max_running,
                 startup=startup,

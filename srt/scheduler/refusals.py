@@ -18,16 +18,29 @@ def check_tokens(tokens: array[int], message: Submit, vocab_size: int) -> None:
     """
     if not tokens:
         raise InvalidRequest("the prompt is empty", param="prompt")
+    sampling = message.sampling
     for name, ids in (
         ("prompt", tokens),
-        ("stop_token_ids", message.sampling.stop_token_ids),
-        ("logit_bias", message.sampling.logit_bias),
+        ("stop_token_ids", sampling.stop_token_ids),
+        ("logit_bias", sampling.logit_bias),
+        ("allowed_token_ids", sampling.allowed_token_ids),
+        ("logprob_token_ids", sampling.logprob_token_ids),
     ):
         bad = next((t for t in _extremes(ids) if not 0 <= t < vocab_size), None)
         if bad is not None:
             raise InvalidRequest(
                 f"token id {bad} is outside the vocabulary of {vocab_size}", param=name
             )
+
+
+def check_embed(message: Submit) -> None:
+    """Raises `InvalidRequest` for a request that wants an embedding, and something beside it."""
+    if message.embed is None:
+        return
+    if message.constraint is not None or message.prompt_logprobs_from is not None:
+        raise InvalidRequest("an embedding has neither constraint nor logprobs", param="embed")
+    if message.sampling.max_tokens != 0:
+        raise InvalidRequest("an embedding has no output", param="max_tokens")
 
 
 def _extremes(ids: Collection[int]) -> tuple[int, ...]:

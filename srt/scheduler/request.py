@@ -9,10 +9,14 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from phloem.constrained.spec import Constraint
 from phloem.radix import Lease
-from phloem.srt.messages import JumpForward, SamplingParams, TokenLogprob
+from phloem.srt.messages import CallPlan, JumpForward, Pooling, SamplingParams, TokenLogprob
+
+if TYPE_CHECKING:
+    from phloem.srt.scheduler.programs import Member
 
 
 class Status(Enum):
@@ -38,7 +42,7 @@ class Request:
     [0, lease.length) lie in the tree, the rest in `tail_slots`, one slot a token, this request's
     alone until it ends; `spare_slots` are what is left of its last page. `private` requests keep
     all they compute in the tail: the tree already holds (some of) the same tokens under other
-    slots, which stay evictable.
+    slots, which stay evictable, or they stay `apart` from it.
     """
 
     uid: int
@@ -55,11 +59,15 @@ class Request:
     priority: int = 0
     tenant: str = ""
     program: str = ""
+    plan: CallPlan | None = None
     constraint: Constraint | None = None
     grammar_key: str | None = None
     jump: JumpForward = JumpForward.OFF
     prompt_logprobs_from: int | None = None
+    embed: Pooling | None = None
 
+    member: Member | None = None
+    """Its program, as `programs.py` knows it."""
     status: Status = Status.WAITING
     aborted: bool = False
     expired: bool = False
@@ -92,8 +100,12 @@ class Request:
     unsent: list[int] = field(default_factory=list)
     """Output tokens that the frontend was not told of yet."""
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    embedding: bytes | None = None
     announced: bool = False
     """Whether the first `Tokens` (with the prompt's logprobs) went out."""
+
+    def __post_init__(self) -> None:
+        self.private = self.private or self.apart
 
     def move_to(self, status: Status) -> None:
         """Change status along an allowed edge; anything else is a bug and raises."""
@@ -118,9 +130,17 @@ class Request:
         return self.computed_len < max(self.prompt_len, len(self.tokens) - 1)
 
     @property
+    def apart(self) -> bool:
+        """It takes nothing from the tree and leaves nothing there: a mean needs the hidden states
+        of all tokens, which are not cached, and texts that are embedded are seldom gone on with."""
+        return self.embed is Pooling.MEAN
+
+    @property
     def match_limit(self) -> int:
         """Tokens that may come from the tree: the last one is always computed, and so are those
         whose logits the prompt's logprobs are read from."""
+        if self.apart:
+            return 0
         limit = len(self.tokens) - 1
         if self.prompt_logprobs_from is not None and not self.announced:
             limit = min(limit, max(0, self.prompt_logprobs_from - 1))

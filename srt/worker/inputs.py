@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from phloem.srt.attention.batch import AttentionBatch
 from phloem.srt.messages import RowPlan, RowStart, StepPlan
+from phloem.srt.worker.pooling import Pool
 
 INT32 = np.dtype("<i4")
 INT32_BYTES = 4
@@ -30,6 +31,8 @@ class RowState:
 
     `length` counts tokens that have a KV slot here. `carry` [1, hidden] is the hidden state of the
     last token computed, kept while the next prompt token's logprob is to be read from it.
+    `top_logprobs` and `logprob_token_ids` are reported with each of these. `pool` gathers what the
+    prompt's embedding is made of.
     """
 
     epoch: int
@@ -37,17 +40,23 @@ class RowState:
     prompt_len: int
     prompt_logprobs_from: int | None
     top_logprobs: int
+    logprob_token_ids: tuple[int, ...] = ()
     last_token: int | None = None
     carry: NDArray[np.float32] | None = None
+    pool: Pool | None = None
 
     @staticmethod
     def of(epoch: int, start: RowStart) -> RowState:
+        sampling = start.sampling
+        top = sampling.logprobs if sampling.prompt_logprobs is None else sampling.prompt_logprobs
         return RowState(
             epoch=epoch,
             length=len(start.prefix_slots) // INT32_BYTES,
             prompt_len=start.prompt_len,
             prompt_logprobs_from=start.prompt_logprobs_from,
-            top_logprobs=start.sampling.logprobs or 0,
+            top_logprobs=top or 0,
+            logprob_token_ids=sampling.logprob_token_ids,
+            pool=None if start.embed is None else Pool(start.embed),
         )
 
 

@@ -30,7 +30,6 @@ from phloem.srt.messages import (
     StepMasks,
     StepPlan,
     StepResult,
-    TokenLogprob,
     ToWorker,
     WorkerReady,
 )
@@ -124,8 +123,8 @@ class Worker:
         return StepResult(
             plan.step_id,
             [
-                _row_result(row, draws.get(i, Draw()), hidden.prompt_logprobs.get(i))
-                for i, row in enumerate(plan.rows)
+                _row_result(plan.rows[i], draws.get(i, Draw()), hidden, i)
+                for i in range(len(plan.rows))
             ],
             forward_seconds=seconds["forward"],
             mask_wait_seconds=seconds.get("mask_wait", 0.0),
@@ -216,15 +215,20 @@ class Worker:
                 self._runner.commit(plan.rows[i].row, draw.token)
 
 
-def _row_result(row: RowPlan, draw: Draw, prompt: list[TokenLogprob] | None) -> RowResult:
+def _row_result(row: RowPlan, draw: Draw, hidden: StepHidden, index: int) -> RowResult:
+    """What `row`, at `index` in the plan, gave."""
+    embedding, error = hidden.embeddings.get(index), draw.error
+    if embedding is not None and not np.isfinite(embedding).all():
+        embedding, error = None, error or "the model gave hidden states that are not finite"
     return RowResult(
         row.epoch,
         token=draw.token,
         logprob=draw.logprob,
-        prompt_logprobs=prompt,
-        error=draw.error,
+        prompt_logprobs=hidden.prompt_logprobs.get(index),
+        error=error,
         too_dear=draw.too_dear,
         closing=draw.closing,
+        embedding=None if embedding is None else embedding.astype("<f4").tobytes(),
     )
 
 

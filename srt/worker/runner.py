@@ -7,12 +7,12 @@ are there when the logits are: a model may leave out what they forbid.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phloem.srt.messages import StepPlan, TokenLogprob
+from phloem.srt.messages import Pooling, StepPlan, TokenLogprob
 from phloem.srt.models.base import Model
 from phloem.srt.worker.inputs import INT32_BYTES, PlanError, RowTable, Span, StepInputs
 from phloem.srt.worker.logprobs import token_logprob
@@ -27,12 +27,14 @@ class StepHidden:
 
     `rows` are the indices in the plan of the rows with `sample`, ascending; `hidden`
     [len(rows), hidden] is that of their last tokens. `prompt_logprobs` has, by index in the plan,
-    an entry for every prompt token among this step's tokens that was asked for.
+    an entry for every prompt token among this step's tokens that was asked for; `embeddings`
+    [hidden] those of the prompts that were to be embedded and are complete.
     """
 
     rows: list[int]
     hidden: NDArray[np.float32]
     prompt_logprobs: dict[int, list[TokenLogprob]]
+    embeddings: dict[int, NDArray[np.float32]] = field(default_factory=dict)
 
 
 class ModelRunner:
@@ -65,7 +67,7 @@ class ModelRunner:
 
         Raises `PlanError` for a plan that does not fit what the worker knows.
         """
-        _check_prompt_logprobs(plan)
+        _check_prefixes(plan)
         inputs = self._table.take(plan)
         hidden = self._model.forward(inputs.token_ids, inputs.positions, inputs.batch)
         rows = [index for index, row in enumerate(plan.rows) if row.sample]
@@ -74,6 +76,7 @@ class ModelRunner:
             rows=rows,
             hidden=hidden[last],
             prompt_logprobs=self._prompt_logprobs(inputs, hidden),
+            embeddings=dict(_embeddings(inputs, hidden)),
         )
 
     def logits(
@@ -95,43 +98,68 @@ class ModelRunner:
     def _prompt_logprobs(
         self, inputs: StepInputs, hidden: NDArray[np.float32]
     ) -> dict[int, list[TokenLogprob]]:
+        """Of all rows at once: the head's weights are read once for many of them, not for each."""
         found: dict[int, list[TokenLogprob]] = {}
+        before: list[NDArray[np.float32]] = []
+        targets: list[tuple[int, int]] = []  # index in the plan, token
         for index, span in enumerate(inputs.spans):
             wanted = span.state.prompt_logprobs_from
             if wanted is None or span.start >= span.state.prompt_len:
                 continue
-            own = slice(span.offset, span.stop)
-            found[index] = list(
-                self._span_logprobs(span, inputs.token_ids[own], hidden[own], max(wanted, 1))
-            )
+            found[index] = []
+            first = max(span.start, wanted, 1)
+            before.append(_before(span, first, hidden[span.offset : span.stop]))
+            tokens = inputs.token_ids[span.offset + first - span.start :][: len(before[-1])]
+            targets += [(index, token) for token in tokens.tolist()]
+        rows = np.concatenate(before) if before else hidden[:0]
+        for begin in range(0, len(targets), LOGITS_CHUNK):
+            chunk = targets[begin : begin + LOGITS_CHUNK]
+            logits = self._model.logits(rows[begin : begin + LOGITS_CHUNK])
+            for values, (index, token) in zip(logits, chunk, strict=True):
+                state = inputs.spans[index].state
+                found[index].append(
+                    token_logprob(values, token, state.top_logprobs, state.logprob_token_ids)
+                )
         return found
 
-    def _span_logprobs(
-        self, span: Span, tokens: NDArray[np.int32], hidden: NDArray[np.float32], wanted: int
-    ) -> Iterator[TokenLogprob]:
-        """Logprobs of the span's prompt tokens from position `wanted` on; `tokens` [size] and
-        `hidden` [size, hidden] are its own. A token's comes from the hidden state one position
-        before: for the first one that is the previous step's last."""
-        state = span.state
-        first, end = max(span.start, wanted), min(span.end, state.prompt_len)
-        before = hidden if state.carry is None else np.concatenate((state.carry, hidden))
-        lag = span.start - (0 if state.carry is None else 1)  # position of before[0]
-        for begin in range(first, end, LOGITS_CHUNK):
-            stop = min(begin + LOGITS_CHUNK, end)
-            logits = self._model.logits(before[begin - 1 - lag : stop - 1 - lag])
-            targets = tokens[begin - span.start : stop - span.start].tolist()
-            for values, token in zip(logits, targets, strict=True):
-                yield token_logprob(values, token, state.top_logprobs)
-        state.carry = hidden[-1:].copy() if span.end < state.prompt_len else None
+
+def _before(span: Span, first: int, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The hidden states that the logprobs of the span's prompt tokens from position `first` on are
+    read from, one position before each: for the span's first token that is the previous step's
+    last. `hidden` [size, hidden] are the span's own."""
+    state, end = span.state, min(span.end, span.state.prompt_len)
+    states = hidden if state.carry is None else np.concatenate((state.carry, hidden))
+    lag = span.start - (0 if state.carry is None else 1)  # position of states[0]
+    state.carry = hidden[-1:].copy() if span.end < state.prompt_len else None
+    return states[first - 1 - lag : end - 1 - lag] if first < end else hidden[:0]
 
 
-def _check_prompt_logprobs(plan: StepPlan) -> None:
-    """The token before the first one asked for has to be computed here, not cached."""
+def _embeddings(
+    inputs: StepInputs, hidden: NDArray[np.float32]
+) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """Gather what embeddings are made of; those that are complete, by index in the plan."""
+    for index, span in enumerate(inputs.spans):
+        if span.state.pool is None:
+            continue
+        span.state.pool.add(hidden[span.offset : span.stop])
+        if span.end == span.state.prompt_len:
+            yield index, span.state.pool.vector()
+
+
+def _check_prefixes(plan: StepPlan) -> None:
+    """Hidden states are not cached: what is read from them has to be computed here. That is the
+    token before the first one whose logprob is asked for, and for a mean every token."""
     for row in plan.rows:
         start = row.start
-        if start is None or start.prompt_logprobs_from is None:
+        if start is None:
             continue
         cached = len(start.prefix_slots) // INT32_BYTES
+        if start.embed is Pooling.MEAN and cached:
+            raise PlanError(
+                f"row {row.row} wants the mean over its tokens, but {cached} are cached"
+            )
+        if start.prompt_logprobs_from is None:
+            continue
         if cached > max(start.prompt_logprobs_from - 1, 0) and cached < start.prompt_len:
             raise PlanError(
                 f"row {row.row} wants prompt logprobs from {start.prompt_logprobs_from} on, "

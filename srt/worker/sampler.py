@@ -1,8 +1,8 @@
 """From logits to tokens.
 
-Order: logit bias, penalties, ban of end tokens until `min_tokens`, vocabulary mask, temperature,
-top-k, top-p, min-p, draw. Rows are sampled one by one, each vectorised over the vocabulary: what
-a row gets never depends on its neighbours. Every tie goes to the lowest id.
+Order: logit bias, penalties, ban of end tokens until `min_tokens`, vocabulary mask and allowed
+tokens, temperature, top-k, top-p, min-p, draw. Rows are sampled one by one, each vectorised over
+the vocabulary: what a row gets never depends on its neighbours. Every tie goes to the lowest id.
 
 The draw is argmax(logit / temperature + noise), where the noise is a function of the request's
 seed, the token's position in the sequence and its id alone (`phloem.srt.worker.noise`).
@@ -100,6 +100,10 @@ class SamplerRow:
         for token in params.logit_bias:
             if not 0 <= token < vocab_size:
                 raise RowError(f"logit_bias: token {token} is not in a vocabulary of {vocab_size}")
+        self._allowed = np.array(params.allowed_token_ids, np.int64)
+        for token in (*params.allowed_token_ids, *params.logprob_token_ids):
+            if not 0 <= token < vocab_size:
+                raise RowError(f"token {token} is not in a vocabulary of {vocab_size}")
         self._counts: TokenCounts | None = None
         if params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty:
             history = unpack(start.history)
@@ -129,7 +133,8 @@ class SamplerRow:
     @property
     def adjusts(self) -> bool:
         """Whether the logits are changed at all before the draw, the mask aside."""
-        return len(self._bias_ids) > 0 or self._counts is not None or self._bans_stop
+        changes = len(self._bias_ids) > 0 or len(self._allowed) > 0 or self._counts is not None
+        return changes or self._bans_stop
 
     @property
     def _bans_stop(self) -> bool:
@@ -139,8 +144,8 @@ class SamplerRow:
     def adjust(
         self, logits: NDArray[np.float32], mask: NDArray[np.int32] | None
     ) -> NDArray[np.float32]:
-        """Bias, penalties, mask and ban, on a copy of `logits` [vocab]. If the mask leaves nothing
-        but end tokens, it wins over `min_tokens`."""
+        """Bias, penalties, mask, allowed tokens and ban, on a copy of `logits` [vocab]. If mask and
+        allowed tokens leave nothing but end tokens, they win over `min_tokens`."""
         values = logits
         if mask is None or len(self._bias_ids) or self._counts is not None:
             values = logits.copy()
@@ -150,6 +155,10 @@ class SamplerRow:
             self._counts.penalise(values, self.params)
         if mask is not None:
             values = apply_mask(values, mask)
+        if len(self._allowed):
+            allowed = values[self._allowed]
+            values = np.full_like(values, -np.inf)
+            values[self._allowed] = allowed
         if self._bans_stop:
             banned = values[self._stop_ids]
             values[self._stop_ids] = -np.inf
@@ -201,7 +210,8 @@ def _sample_row(
     if params.logprobs is None:
         return Draw(token)
     raw = params.logprobs_mode is LogprobsMode.RAW
-    return Draw(token, token_logprob(logits if raw else values, token, params.logprobs))
+    base = logits if raw else values
+    return Draw(token, token_logprob(base, token, params.logprobs, params.logprob_token_ids))
 
 
 def _nothing_to_draw(best: int, value: np.float32, mask: NDArray[np.int32] | None) -> str:

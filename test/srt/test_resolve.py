@@ -227,3 +227,24 @@ def test_options_that_exclude_each_other_are_refused(
     with pytest.raises(InvalidRequest) as refused:
         resolve(asked, hardware)
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "app.example.org",
+        "https://a.b/",
+        "https://a.b/c",
+        "https://",
+        "null",
+        "https://a:b",
+        "*.org",
+    ],
+)
+def test_what_is_no_origin_is_refused(origin: str) -> None:
+    origins = ("http://localhost:5173", "https://[::1]:8443", "*", origin)
+    with pytest.raises(InvalidRequest, match="is no origin") as caught:
+        resolve(ServeConfig(server=ServerOptions(cors_origin=origins)), PLAIN)
+    assert caught.value.param == "server.cors_origin"
+    assert repr(origin) in caught.value.message
+    resolve(ServeConfig(server=ServerOptions(cors_origin=origins[:-1])), PLAIN)

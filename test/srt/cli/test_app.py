@@ -38,6 +38,8 @@ def test_help_names_every_command(phloem: Any) -> None:
         "show",
         "rm",
         "bench",
+        "batch",
+        "trace",
         "doctor",
         "quantize",
     ]:

@@ -23,6 +23,7 @@ CARD = ModelCard(
     vocab_size=100,
     context_length=8192,
     kv_slots=120_261,
+    embedding_length=64,
 )
 STARTUP = {"import": 1.04, "weights": 0.86, "tokenizer": 0.001, "total": 2.31}
 

@@ -137,3 +137,18 @@ def test_what_is_set_can_be_written_to_a_file_and_read_again(phloem: Any, clean_
     rows = [line.split(maxsplit=1) for line in shown.splitlines()]
     assert rows == [[name, str(value)] for name, value in set_options(config).items()]
     assert set_options(ServeConfig()) == {}
+
+
+@pytest.mark.parametrize("source", ["flags", "environment", "file"])
+def test_an_option_may_have_several_values(
+    phloem: Any, clean_room: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    origins = ["https://a.example", "http://localhost:5173"]
+    flags = [word for origin in origins for word in ("--cors-origin", origin)]
+    if source == "environment":
+        monkeypatch.setenv("PHLOEM_CORS_ORIGIN", ",".join(origins))
+    if source == "file":
+        (clean_room / "phloem.toml").write_text(f"cors_origin = {origins}\n")
+    result = phloem("doctor", *flags * (source == "flags"))
+    assert result.code == 0
+    assert all(origin in result.out for origin in origins)

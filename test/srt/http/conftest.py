@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -15,15 +16,18 @@ from multidict import CIMultiDict
 from openai import AsyncOpenAI
 
 from phloem.srt.config import ServerOptions
-from phloem.srt.errors import PhloemError
+from phloem.srt.errors import InvalidRequest, PhloemError
 from phloem.srt.generation import (
     ChatMessage,
     Chunk,
     Finish,
     GenerateRequest,
     Health,
+    InfillPrompt,
     Logprob,
     ModelCard,
+    ReasoningMarks,
+    ToolFormatName,
 )
 from phloem.srt.http.app import create_app, make_runner
 from phloem.srt.kv_events import KvEvents
@@ -32,6 +36,7 @@ from phloem.srt.messages import (
     FinishReason,
     Flush,
     Flushed,
+    Pooling,
     Question,
     SamplingParams,
     StatsSnapshot,
@@ -52,6 +57,8 @@ class Script:
     failure: Exception | None = None  # after the pieces
     hold: asyncio.Event | None = None  # waited for before each piece
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    logprob: float = -0.5  # of each token
 
 
 @dataclass
@@ -72,11 +79,16 @@ class ScriptedEngine:
     running: set[str] = field(default_factory=set)
     stats_now: StatsSnapshot = field(default_factory=StatsSnapshot)
     render_error: PhloemError | None = None
+    tokenized: list[tuple[str, bool, bool]] = field(default_factory=list)
+    fills_in: bool = False
     answers: Callable[[Question], Answer | PhloemError] = lambda question: default_answer(question)
     questions: list[Question] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
     kv_events: asyncio.Queue[KvEvents | PhloemError] = field(default_factory=asyncio.Queue)
     watchers: int = 0
+    tool_format: ToolFormatName = "json"
+    reasoning: ReasoningMarks | None = None
+    opening: str = ""  # how prompts end
 
     @property
     def card(self) -> ModelCard:
@@ -89,6 +101,9 @@ class ScriptedEngine:
             vocab_size=VOCAB,
             context_length=512,
             kv_slots=4096,
+            tool_format=self.tool_format,
+            reasoning=self.reasoning,
+            embedding_length=4,
         )
 
     @property
@@ -133,8 +148,14 @@ class ScriptedEngine:
         if sampling.max_tokens is not None and sampling.max_tokens < len(pieces):
             pieces = pieces[: sampling.max_tokens]
             finish = Finish(FinishReason.LENGTH)
-        common = {"rid": rid, "prompt_tokens": len(prompt), "cached_tokens": script.cached_tokens}
+        common = {
+            "rid": rid,
+            "prompt_tokens": len(prompt),
+            "cached_tokens": script.cached_tokens,
+            "reasoning_tokens": script.reasoning_tokens,
+        }
         prompt_logprobs = self._prompt_logprobs(prompt, request)
+        embedding = None if request.embed is None else embedding_of(prompt, request.embed)
         chunks: list[Chunk] = []
         for i, piece in enumerate(pieces):
             chunks.append(
@@ -146,17 +167,14 @@ class ScriptedEngine:
                         "completion_tokens": i + 1,
                         "finish": finish if i + 1 == len(pieces) else None,
                         "prompt_logprobs": prompt_logprobs if i == 0 else None,
-                        "logprobs": _logprobs(i, piece, sampling),
+                        "logprobs": _logprobs(i, piece, sampling, script.logprob),
                     },
                     Chunk,
                 )
             )
         if not pieces:
-            chunks.append(
-                msgspec.convert(
-                    {**common, "finish": finish, "prompt_logprobs": prompt_logprobs}, Chunk
-                )
-            )
+            last = {"finish": finish, "prompt_logprobs": prompt_logprobs}
+            chunks.append(msgspec.convert({**common, **last, "embedding": embedding}, Chunk))
         if script.failure is not None:
             chunks = [msgspec.structs.replace(c, finish=None) for c in chunks]
         return chunks
@@ -169,13 +187,21 @@ class ScriptedEngine:
         if start is None:
             return None
         return [
-            None if i == 0 else Logprob(token, chr(token), bytes([token]), -float(i))
+            None if i == 0 else _prompt_logprob(i, token, request.sampling)
             for i, token in enumerate(prompt)
             if i >= start
         ]
 
-    async def tokenize(self, text: str, *, special: bool = True) -> list[int]:
+    async def tokenize(
+        self, text: str, *, special: bool = True, opening: bool = True, inside: bool = False
+    ) -> list[int]:
+        self.tokenized.append((text, special, opening))
         return list(text.encode())
+
+    async def infill(self, before: str, behind: str) -> InfillPrompt:
+        if not self.fills_in:
+            raise InvalidRequest("no tokens for it", param="suffix", code="unsupported_parameter")
+        return InfillPrompt([1, *before.encode(), 2, *behind.encode(), 3], (4,))
 
     async def detokenize(self, ids: list[int], *, skip_special: bool = False) -> str:
         return bytes(i for i in ids if i < 256).decode("utf-8", "replace")
@@ -188,6 +214,7 @@ class ScriptedEngine:
         continue_final_message: bool = False,
         tools: list[dict[str, object]] | None = None,
         template_kwargs: dict[str, object] | None = None,
+        documents: list[dict[str, object]] | None = None,
     ) -> list[int]:
         if self.render_error is not None:
             raise self.render_error
@@ -198,9 +225,10 @@ class ScriptedEngine:
                 "continue_final_message": continue_final_message,
                 "tools": tools,
                 "template_kwargs": template_kwargs,
+                "documents": documents,
             }
         )
-        text = "".join(f"<{m.role}>{m.content}" for m in messages)
+        text = "".join(f"<{m.role}>{m.content}" for m in messages) + self.opening
         return list(text.encode())
 
     async def flush(self) -> int:
@@ -239,19 +267,36 @@ class ScriptedEngine:
         return len(self.running)
 
 
+def embedding_of(prompt: list[int], pooling: Pooling) -> bytes:
+    """Four numbers that tell the prompt and how it is pooled."""
+    numbers = (3.0 if pooling is Pooling.MEAN else -3.0, float(len(prompt)), *prompt[:1], 0.0)
+    return struct.pack("<4f", *numbers)
+
+
 def default_answer(question: Question) -> Answer:
     assert isinstance(question, Flush), question
     return Flushed(question.id, 17)
 
 
-def _logprobs(index: int, piece: str, sampling: SamplingParams) -> list[Logprob] | None:
+def _logprobs(
+    index: int, piece: str, sampling: SamplingParams, logprob: float
+) -> list[Logprob] | None:
     if sampling.logprobs is None:
         return None
     top = [
         Logprob(index + k, piece if k == 0 else f"{piece}{k}", piece.encode(), -0.5 - k)
         for k in range(sampling.logprobs)
     ]
-    return [Logprob(index, piece, piece.encode(), -0.5, top)]
+    chosen = [
+        Logprob(token, chr(token), bytes([token % 256]), -1.0 - k)
+        for k, token in enumerate(sampling.logprob_token_ids)
+    ]
+    return [Logprob(index, piece, piece.encode(), logprob, top, chosen)]
+
+
+def _prompt_logprob(index: int, token: int, sampling: SamplingParams) -> Logprob:
+    top = [Logprob(k, f"top{k}", b"", -0.1 - k) for k in range(sampling.prompt_logprobs or 0)]
+    return Logprob(token, chr(token), bytes([token]), -float(index), top)
 
 
 class Reply:

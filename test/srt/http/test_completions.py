@@ -17,7 +17,13 @@ async def test_whole_and_streamed_replies(api: Any) -> None:
     body = (await api.complete()).json
     assert body["object"] == "text_completion"
     assert body["choices"] == [
-        {"index": 0, "text": "Hello world.", "logprobs": None, "finish_reason": "stop"}
+        {
+            "index": 0,
+            "text": "Hello world.",
+            "logprobs": None,
+            "finish_reason": "stop",
+            "matched_stop": None,
+        }
     ]
     assert body["usage"]["prompt_tokens"] == 2
     events = (await api.complete(stream=True, stream_options={"include_usage": True})).events
@@ -129,14 +135,19 @@ async def test_zero_tokens_need_echo(api: Any) -> None:
     ("body", "param"),
     [
         ({"suffix": "x"}, "suffix"),
-        ({"best_of": 2}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"prompt": ["a"] * 1000, "best_of": 128}, "best_of"),
         ({"best_of": 2, "n": 3}, "best_of"),
         ({"n": 0}, "n"),
         ({"n": 129}, "n"),
         ({"prompt": ["a"] * 1000, "n": 128}, "n"),
         ({"min_tokens": 17}, "min_tokens"),
         ({"use_beam_search": True}, "use_beam_search"),
-        ({"truncate_prompt_tokens": 4}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"prompt_embeds": "x"}, "prompt_embeds"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"stream_interval": 4}, "stream_interval"),
     ],
 )
 async def test_what_cannot_be_honoured_is_refused(

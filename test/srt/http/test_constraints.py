@@ -22,9 +22,7 @@ from phloem.constrained.spec import (
     StructuralTag,
     Whitespace,
 )
-from phloem.lang.backend.base import Call, TextPrompt
-from phloem.lang.backend.wire import call_request
-from phloem.lang.sampling import Sampling
+from phloem.lang.backend.wire import constraint_fields
 from phloem.srt.errors import InvalidConstraint, InvalidRequest
 from phloem.srt.http.body import BodyReader
 from phloem.srt.http.constraint_fields import read_constraint
@@ -420,7 +418,6 @@ def test_whitespace_may_be_chosen(whitespace: Whitespace) -> None:
     for fields, param in (
         ({"regex": "a"}, "constraint_whitespace"),
         ({}, "constraint_whitespace"),
-        ({"guided_json": SCHEMA, "constraint_after": "x"}, "constraint_whitespace"),
     ):
         with pytest.raises(InvalidRequest) as caught:
             chosen(**fields)
@@ -443,10 +440,10 @@ def test_whitespace_may_be_chosen(whitespace: Whitespace) -> None:
     ],
 )
 def test_what_programs_send_arrives(constraint: Constraint) -> None:
-    prompt = TextPrompt('so {"a"')
-    _, sent = call_request(Call(prompt, Sampling(), constraint), "tiny")
+    prompt = 'so {"a"'
+    sent = {"prompt": prompt, **(constraint_fields(constraint) or {})}
     body = _completions.decode(msgspec.json.encode(sent))
-    found = placed(read_constraint(body), body, [prompt.text])
+    found = placed(read_constraint(body), body, [prompt])
     assert found is not None
     assert found.for_engine() == constraint
 

@@ -13,11 +13,11 @@ from phloem.constrained.schema_canonical import canonical_text
 from phloem.constrained.spec import (
     Choice,
     Continued,
-    JsonLines,
+    Deferred,
     JsonSchema,
     Regex,
-    StructuralTag,
     Whitespace,
+    WithSchema,
 )
 from phloem.srt.errors import InvalidConstraint
 from phloem.srt.generation import GenerateRequest
@@ -156,7 +156,7 @@ def refuse_or(request: GenerateRequest, script: Any, answer: Any) -> Any:
     constraint = request.constraint
     if isinstance(constraint, Continued):
         constraint = constraint.constraint
-    assert isinstance(constraint, JsonSchema | JsonLines)
+    assert isinstance(constraint, WithSchema)
     try:
         lower_schema(constraint.schema, Whitespace.COMPACT)
     except ConstraintError as error:
@@ -363,13 +363,15 @@ async def test_a_constraint_after_a_marker(api: Any, engine: Any, script: Any) -
     engine.script = lambda r: script(["hm {", "</thi", 'nk>\n\n{"a"', ": 1}"])
     reply = await api.chat(response_format=form(SCHEMA), constraint_after="</think>")
     assert reply.json["constraint"] == FULL
-    tag = engine.requests[0].constraint
-    assert isinstance(tag, StructuralTag)
-    assert json.loads(tag.format)["elements"][2] == {"type": "json_schema", "json_schema": SCHEMA}
+    sent = engine.requests[0].constraint
+    assert isinstance(sent, Deferred)
+    assert (sent.end, sent.budget) == ("</think>", None)
+    assert isinstance(sent.constraint, JsonSchema)
+    assert json.loads(sent.constraint.schema) == SCHEMA
     engine.script = lambda r: script(["hm {", "</thi", 'nk>\n\n{"b"', ": 1}"])
     reply = await api.chat(response_format=form(SCHEMA), constraint_after="</think>")
     assert reply.status == 500
-    refusal = InvalidConstraint("no", param="/elements/2/properties/a", code="malformed_constraint")
+    refusal = InvalidConstraint("no", param="/properties/a", code="malformed_constraint")
     engine.script = lambda r: script(refusal=refusal)
     reply = await api.chat(response_format=form(SCHEMA), constraint_after="</think>")
     param = reply.json["error"]["param"]
@@ -388,10 +390,6 @@ async def test_a_constraint_after_a_marker(api: Any, engine: Any, script: Any) -
         ({"regex": "a", "constraint_prefix": True, "prompt": [1, 2]}, "constraint_prefix"),
         ({"regex": "a", "constraint_prefix": True, "prompt": ["a", "b"]}, "constraint_prefix"),
         ({"regex": "a", "constraint_text": "x"}, "constraint_text"),
-        (
-            {"response_format": {"type": "json_lines", "schema": {}}, "constraint_after": "x"},
-            "constraint_after",
-        ),
     ],
 )
 async def test_misplaced(api: Any, engine: Any, body: dict[str, object], param: str) -> None:

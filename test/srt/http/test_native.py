@@ -165,7 +165,23 @@ async def test_sampling_fields_and_constraints(api: Any, engine: Any, script: An
         ({"text": "a", "return_hidden_states": True}, "return_hidden_states"),
         ({"text": "a", "token_ids_logprob": [1]}, "token_ids_logprob"),
         ({"text": "a", "session_id": "s"}, "session_id"),
-        ({"text": "a", "sampling_params": {"stop_regex": "x"}}, "sampling_params.stop_regex"),
+        ({"text": "a", "sampling_params": {"stop_regex": "("}}, "sampling_params.stop_regex"),
+        ({"text": "a", "sampling_params": {"beam_width": 2}}, "sampling_params.beam_width"),
+        (
+            {"text": "a", "sampling_params": {"stream_interval": 0}},
+            "sampling_params.stream_interval",
+        ),
+        (
+            {"text": "a", "return_logprob": True, "token_ids_logprob": [[1], [2]]},
+            "token_ids_logprob",
+        ),
+        (
+            {"text": "a", "return_logprob": True, "token_ids_logprob": [1000]},
+            "token_ids_logprob[0]",
+        ),
+        ({"text": "a", "bootstrap_room": 3}, "bootstrap_room"),
+        ({"text": "a", "session_params": {"id": "s"}}, "session_params"),
+        ({"text": "a", "require_reasoning": True}, "require_reasoning"),
         ({"text": "a", "sampling_params": {"watermark": True}}, "sampling_params.watermark"),
         ({"text": "a", "sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
         (
@@ -198,3 +214,42 @@ async def test_ends(api: Any, engine: Any, script: Any) -> None:
 
 async def test_put_is_post(api: Any) -> None:
     assert (await api.call("PUT", "/generate", {"text": "a"})).status == 200
+
+
+async def test_token_ids_of_the_prompt(api: Any) -> None:
+    reply = await api.generate(text=["ab", "c"], return_prompt_token_ids=True)
+    assert [one["prompt_token_ids"] for one in reply.json] == [[97, 98], [99]]
+    assert "prompt_token_ids" not in (await api.generate(text="ab")).json
+
+
+async def test_logprobs_of_chosen_tokens(api: Any, engine: Any) -> None:
+    common = {"return_logprob": True, "logprob_start_len": 0, "text": ["ab", "c"]}
+    reply = await api.generate(**common, token_ids_logprob=[65])
+    metas = [one["meta_info"] for one in reply.json]
+    assert [len(meta["output_token_ids_logprobs"]) for meta in metas] == [4, 4]
+    assert metas[0]["output_token_ids_logprobs"][0] == [[-1.0, 65, None]]
+    assert metas[0]["input_token_ids_logprobs"] == [None, []]
+    await api.generate(**common, token_ids_logprob=[[65], [66, 67]])
+    chosen = [request.sampling.logprob_token_ids for request in engine.requests]
+    assert chosen == [(65,), (65,), (65,), (66, 67)]
+    plain = await api.generate(text="a", return_logprob=True)
+    assert "output_token_ids_logprobs" not in plain.json["meta_info"]
+
+
+async def test_a_stream_of_what_is_new(api: Any) -> None:
+    """As SGLang's server option of that name: the pieces join to the whole."""
+    body = {"text": "a", "return_logprob": True}
+    whole = (await api.generate(**body)).json
+    events = (await api.generate(**body, stream=True, incremental_streaming_output=True)).events
+    assert [e["text"] for e in events] == ["Hel", "lo", " wor", "ld."]
+    assert [i for e in events for i in e["output_ids"]] == whole["output_ids"]
+    logprobs = [one for e in events for one in e["meta_info"]["output_token_logprobs"]]
+    assert logprobs == whole["meta_info"]["output_token_logprobs"]
+    assert [e["meta_info"]["output_token_logprobs_length"] for e in events] == [1, 2, 3, 4]
+
+
+async def test_stream_intervals_of_each_prompt(api: Any) -> None:
+    sampling = [{"stream_interval": 3}, {}]
+    events = (await api.generate(text=["a", "b"], sampling_params=sampling, stream=True)).events
+    texts = [[e["text"] for e in events if e["index"] == index] for index in range(2)]
+    assert texts == [["Hel", "Hello world."], ["Hel", "Hello", "Hello wor", "Hello world."]]

@@ -1,4 +1,4 @@
-"""`/scheduler/policy` and `/programs/{program}/end`."""
+"""`/scheduler/policy`."""
 
 from __future__ import annotations
 
@@ -45,12 +45,3 @@ async def test_a_policy_must_be_named(api: Any, engine: Any) -> None:
         assert (reply.status, reply.json["error"]["param"]) == (400, param)
     assert (await api.call("POST", "/scheduler/policy", raw=b"")).status == 400
     assert not engine.questions
-
-
-async def test_a_program_ends(api: Any, engine: Any) -> None:
-    assert (await api.call("POST", "/programs/p-1/end")).json == {"ended": "p-1"}
-    for path in ("/programs/a%20b/end", f"/programs/{'x' * 129}/end"):
-        reply = await api.call("POST", path)
-        assert (reply.status, reply.json["error"]["param"]) == (400, "program")
-    assert (await api.call("POST", "/programs//end")).status == 404
-    assert engine.ended == ["p-1"]

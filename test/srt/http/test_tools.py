@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from phloem.constrained.spec import JsonSchema, StructuralTag
-from phloem.srt.http.tool_parser import (
-    AnswerParser,
-    AutoParser,
-    NamedParser,
-    RequiredParser,
-    ToolArguments,
-    ToolStart,
-)
-from phloem.srt.http.tools import rebase
+from phloem.constrained.spec import JsonDocuments, JsonSchema, StructuralTag
+from phloem.srt.errors import InvalidConstraint
+from phloem.srt.http.tool_formats import rebase
 from phloem.srt.messages import FinishReason
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Oslo", "}O"]}}, "required": ["city"]}
@@ -28,6 +18,12 @@ WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters":
 TIME = {"type": "function", "function": {"name": "get_time"}}
 TOOLS = [WEATHER, TIME]
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+def allowed(mode: str, *names: str) -> dict[str, object]:
+    """`tool_choice` of some tools only."""
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
 def assemble(events: list[Any]) -> tuple[str, list[dict[str, Any]]]:
@@ -62,15 +58,15 @@ async def test_a_named_tool(api: Any, engine: Any, script: Any) -> None:
     (call,) = whole["message"]["tool_calls"]
     assert whole["message"]["content"] is None
     assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Oslo"}'}
-    assert (whole["finish_reason"], reason, content) == ("tool_calls", "tool_calls", "")
+    assert (whole["finish_reason"], reason, content) == ("stop", "stop", "")
     assert [(c["name"], c["arguments"]) for c in calls] == [("get_weather", '{"city": "Oslo"}')]
     assert (call["type"], calls[0]["type"]) == ("function", "function")
     assert call["id"].startswith("call_")
 
 
-async def test_required_is_one_call_of_any_tool(api: Any, engine: Any, script: Any) -> None:
+async def test_required_is_calls_of_any_tool(api: Any, engine: Any, script: Any) -> None:
     engine.script = lambda r: script(
-        ['{"na', 'me": "get_wea', 'ther", "argu', 'ments": {"city": ', '"}O"', "}}", " "]
+        ['{"na', 'me": "get_wea', 'ther", "argu', 'ments": {"city": ', '"}O"', "}}"]
     )
     whole, content, calls, reason = await both(api, tools=TOOLS, tool_choice="required")
     schema = json.loads(engine.requests[0].constraint.schema)
@@ -140,7 +136,21 @@ async def test_none_only_shows_the_tools(api: Any, engine: Any) -> None:
         ({"tool_choice": NAMED}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function"),
-        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice.function"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}},
+            "tool_choice.allowed_tools",
+        ),
+        ({"tools": TOOLS, "tool_choice": {"type": "any"}}, "tool_choice.type"),
+        (
+            {"tools": TOOLS, "tool_choice": allowed("auto")},
+            "tool_choice.allowed_tools.tools",
+        ),
+        (
+            {"tools": TOOLS, "tool_choice": allowed("auto", "get_time", "nothing")},
+            "tool_choice.allowed_tools.tools[1].function.name",
+        ),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"tools": TOOLS, "function_call": "auto"}, "function_call"),
         ({"tools": TOOLS, "tool_choice": 5}, "tool_choice"),
         (
             {
@@ -200,66 +210,130 @@ async def test_references_follow_a_schema_into_a_bigger_one(api: Any, engine: An
     assert rebase({"$ref": "http://x/y"}, "#/z") == {"$ref": "http://x/y"}
 
 
-# ------------------------------------------------------------------ parsers, on any split
-
-_values = st.recursive(
-    st.none() | st.integers(-9, 9) | st.text(alphabet='a"\\{}[]<>/é ', max_size=6),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.text(alphabet='k"}<', max_size=3), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
-_arguments = st.dictionaries(st.text(alphabet="ab", max_size=2), _values, max_size=3)
-
-
-def run(parser: AnswerParser, text: str, cuts: list[int]) -> tuple[str, list[tuple[str, str]]]:
-    """Feed `text` cut at `cuts`; content and (name, arguments) of the calls."""
-    places = sorted({min(c, len(text)) for c in cuts} | {0, len(text)})
-    pieces = [
-        piece for a, b in pairwise(places) for piece in parser.feed(text[a:b])
-    ] + parser.finish()
-    content = "".join(p for p in pieces if isinstance(p, str))
-    starts = [p for p in pieces if isinstance(p, ToolStart)]
-    assert [s.index for s in starts] == list(range(len(starts)))
-    texts = {s.index: "" for s in starts}
-    for piece in pieces:
-        if isinstance(piece, ToolArguments):
-            texts[piece.index] += piece.text
-    return content, [(s.name, texts[s.index]) for s in starts]
+async def test_several_calls_unless_parallel_is_off(api: Any, engine: Any, script: Any) -> None:
+    one = '{"name": "get_time", "arguments": {}}'
+    engine.script = lambda r: script([one, "\n", one])
+    whole, content, calls, reason = await both(api, tools=TOOLS, tool_choice="required")
+    assert [c["name"] for c in calls] == ["get_time", "get_time"]
+    assert [c["function"]["arguments"] for c in whole["message"]["tool_calls"]] == ["{}", "{}"]
+    assert (reason, content) == ("tool_calls", "")
+    sent = engine.requests[0].constraint
+    assert isinstance(sent, JsonDocuments)
+    assert (sent.begin, sent.separator, sent.end) == ("", "\n", "")
+    assert sent.max_documents > 1
+    await api.chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+    assert isinstance(engine.requests[-1].constraint, JsonSchema)
 
 
-@given(arguments=_arguments, cuts=st.lists(st.integers(0, 200), max_size=8))
-def test_required_calls_survive_any_split(arguments: dict[str, Any], cuts: list[int]) -> None:
-    text = json.dumps(arguments)
-    answer = f'{{"name": "f", "arguments": {text}}}'
-    assert run(RequiredParser(), answer, cuts) == ("", [("f", text)])
-    assert run(NamedParser("f"), text, cuts) == ("", [("f", text)])
-
-
-@given(
-    parts=st.lists(
-        st.text(alphabet="a<tool_c>\n ", max_size=8) | _arguments, min_size=1, max_size=4
-    ),
-    cuts=st.lists(st.integers(0, 400), max_size=8),
-)
-def test_auto_answers_survive_any_split(parts: list[Any], cuts: list[int]) -> None:
-    answer = "".join(
-        part
-        if isinstance(part, str)
-        else f'<tool_call>\n{{"name": "f", "arguments": {json.dumps(part)}}}\n</tool_call>'
-        for part in parts
-    )
-    whole = run(AutoParser(), answer, [])
-    assert run(AutoParser(), answer, cuts) == whole
-    if not any(isinstance(part, str) and "<tool_call>" in part for part in parts):
-        calls = [("f", json.dumps(part)) for part in parts if not isinstance(part, str)]
-        assert whole[1] == calls
+async def test_only_allowed_tools(api: Any, engine: Any) -> None:
+    await api.chat(tools=TOOLS, tool_choice=allowed("required", "get_time"))
+    schema = json.loads(engine.requests[0].constraint.schema)
+    assert schema["properties"]["name"] == {"const": "get_time"}
+    assert len(engine.rendered[0]["tools"]) == 2
+    await api.chat(tools=TOOLS, tool_choice=allowed("auto", "get_weather"))
+    (tag,) = json.loads(engine.requests[1].constraint.format)["tags"]
+    assert "get_weather" in tag["begin"]
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["<tool_call>", "<tool_call>\n{broken}\n</tool_call>", "a <tool", "<<tool_call", "x\n"],
+    ("choice", "path", "form"),
+    [
+        ("required", "/anyOf/0/properties/arguments/properties/city", "json"),
+        ("required", "/anyOf/0/properties/parameters/properties/city", "llama3"),
+        ("required", "/items/anyOf/0/properties/arguments/properties/city", "mistral"),
+        ("auto", "/tags/0/content/properties/city", "hermes"),
+        ("auto", "/tags/0/content/properties/city", "mistral-args"),
+        ("auto", "/tags/0/content/items/anyOf/0/properties/arguments/properties/city", "mistral"),
+        (
+            "auto",
+            "/elements/0/elements/1/anyOf/0/properties/parameters/properties/city",
+            "llama3",
+        ),
+        ("required", "/content/elements/0/content/properties/city", "mistral-args"),
+        (NAMED, "/properties/city", "json"),
+    ],
 )
-def test_what_is_no_call_is_text(text: str) -> None:
-    assert run(AutoParser(), text, list(range(len(text)))) == (text, [])
+async def test_what_is_wrong_in_a_tool_is_reported_there(
+    api: Any, engine: Any, script: Any, choice: object, path: str, form: str
+) -> None:
+    engine.tool_format = form
+    refusal = InvalidConstraint("no", param=path, code="unsupported_keyword")
+    engine.script = lambda r: script(refusal=refusal)
+    reply = await api.chat(tools=TOOLS, tool_choice=choice)
+    assert reply.json["error"]["param"] == "tools[0].function.parameters.properties.city"
+
+
+# ------------------------------------------------------------------ history
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}
+ASKED = {"role": "user", "content": "When?"}
+CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+
+
+def with_function(**function: object) -> dict[str, object]:
+    return {**CALLED, "tool_calls": [{**CALL, "function": {**CALL["function"], **function}}]}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([{"role": "tool", "content": "5"}], "messages[0].tool_call_id"),
+        ([CALLED, {"role": "tool", "content": "5"}], "messages[1].tool_call_id"),
+        (
+            [CALLED, {"role": "tool", "content": "5", "tool_call_id": "c2"}],
+            "messages[1].tool_call_id",
+        ),
+        (
+            [{"role": "tool", "content": "5", "tool_call_id": "c1"}, CALLED],
+            "messages[0].tool_call_id",
+        ),
+        ([CALLED, {"role": "tool", "content": "5", "name": "other"}], "messages[1].name"),
+        ([with_function(arguments="{")], "messages[0].tool_calls[0].function.arguments"),
+        ([with_function(arguments="[]")], "messages[0].tool_calls[0].function.arguments"),
+        ([{**CALLED, "role": "user"}], "messages[0].tool_calls"),
+        ([{"role": "function", "name": "f", "content": "5"}], "messages[0].role"),
+        (
+            [{"role": "assistant", "content": "", "function_call": {"name": "f"}}],
+            "messages[0].function_call",
+        ),
+        ([{**ASKED, "reasoning_content": "hm"}], "messages[0].reasoning_content"),
+    ],
+)
+async def test_malformed_history(
+    api: Any, engine: Any, messages: list[dict[str, object]], param: str
+) -> None:
+    reply = await api.chat(messages=messages)
+    assert (reply.status, reply.json["error"]["param"]) == (400, param), reply.raw
+    assert not engine.requests
+
+
+async def test_history_reaches_the_template(api: Any, engine: Any) -> None:
+    answers = [
+        {"role": "tool", "content": "5", "tool_call_id": "c1"},
+        {"role": "tool", "content": "6", "name": "get_time"},
+    ]
+    thought = {**CALLED, "reasoning_content": "hm"}
+    reply = await api.chat(messages=[ASKED, thought, *answers, CALLED])
+    assert reply.status == 200, reply.raw
+    _, call, first, _, _ = engine.rendered[0]["messages"]
+    assert call["tool_calls"][0]["function"] == {"name": "get_time", "arguments": {}}
+    assert (call["reasoning_content"], first["tool_call_id"]) == ("hm", "c1")
+    refused = {"role": "assistant", "content": None, "refusal": "I will not."}
+    await api.chat(messages=[ASKED, refused, ASKED])
+    assert engine.rendered[1]["messages"][1]["content"] == "I will not."
+
+
+async def test_ids_fit_a_template_that_wants_short_ones(api: Any, engine: Any, script: Any) -> None:
+    engine.tool_format = "mistral"
+    answer = {"role": "tool", "content": "5", "tool_call_id": "c1"}
+    engine.script = lambda r: script(['[TOOL_CALLS][{"name": "get_time", "arguments": {}}]'])
+    reply = await api.chat(messages=[ASKED, CALLED, answer], tools=TOOLS)
+    (call,) = reply.json["choices"][0]["message"]["tool_calls"]
+    assert len(call["id"]) == 9
+    assert call["id"].isalnum()
+    _, sent, told = engine.rendered[0]["messages"]
+    assert sent["tool_calls"][0]["id"] == told["tool_call_id"]
+    assert len(told["tool_call_id"]) == 9
+    kept = {**CALLED, "tool_calls": [{**CALL, "id": call["id"]}]}
+    await api.chat(messages=[ASKED, kept, {**answer, "tool_call_id": call["id"]}])
+    assert engine.rendered[1]["messages"][2]["tool_call_id"] == call["id"]

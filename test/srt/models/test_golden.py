@@ -19,7 +19,7 @@ from phloem.srt.checkpoint.opening import open_checkpoint
 from phloem.srt.checkpoint.quant_types import F32
 from phloem.srt.checkpoint.tensors import Tensor
 from phloem.srt.config import ServeConfig
-from phloem.srt.messages import RowPlan, RowStart, SamplingParams, StepPlan
+from phloem.srt.messages import Pooling, RowPlan, RowStart, SamplingParams, StepPlan
 from phloem.srt.models.base import Model
 from phloem.srt.models.cpu_model import CpuModel
 from phloem.srt.models.layers import can_pack
@@ -64,6 +64,14 @@ TOLERANCES = {
     # bfloat16 0.0028 nats, 0.1 %, 98.0 %.
     "cpu-as-shipped": Tolerance(5.0, 0.6, divergence=4e-3, perplexity=5e-3, agreement=0.95),
 }
+
+EMBEDDINGS = {
+    "torch-float32": 2e-5,
+    "cpu-float32": 2e-5,
+    "cpu-as-shipped": 0.1,
+}
+"""How far an embedding may be from transformers' in float32, relative to its length. Seen: 5e-6,
+and as shipped 0.06."""
 
 SLOTS = 4096
 NEW_TOKENS = 64
@@ -203,3 +211,28 @@ def test_the_default_model(
     assert torch.cat(divergence).mean() < allowed.divergence
     assert torch.cat(agreement).mean() >= allowed.agreement
     assert torch.cat(likelihood).mean().expm1().abs() < allowed.perplexity
+
+
+@pytest.mark.parametrize("name", EMBEDDINGS)
+def test_embeddings_of_the_default_model(
+    name: str, default_model: Path, theirs: Any, prompts: list[list[int]]
+) -> None:
+    """The mean and the last of transformers' last hidden states, all prompts in one step."""
+    runner = ModelRunner(load(name, default_model), kv_slots=SLOTS, max_rows=len(prompts))
+    hidden = []
+    with torch.no_grad():
+        for prompt in prompts:
+            states = theirs.model(torch.tensor([prompt])).last_hidden_state[0]
+            hidden.append(states.double().numpy())
+    for pooling in Pooling:
+        rows, slot = [], 1
+        for i, prompt in enumerate(prompts):
+            start = RowStart(len(prompt), b"", SamplingParams(), 0, [], embed=pooling)
+            slots = pack(range(slot, slot + len(prompt)))
+            rows.append(RowPlan(i, i, pack(prompt), slots, sample=False, start=start))
+            slot += len(prompt)
+        found = runner.forward(StepPlan(0, rows)).embeddings
+        for i, states in enumerate(hidden):
+            expected = states.mean(0) if pooling is Pooling.MEAN else states[-1]
+            error = np.linalg.norm(found[i] - expected) / np.linalg.norm(expected)
+            assert error < EMBEDDINGS[name], (pooling, i)

@@ -56,9 +56,11 @@ from phloem.srt.questions import (
     Unpinned,
 )
 from phloem.srt.scheduler.core import Scheduler, SchedulerLimits
+from phloem.srt.scheduler.holds import MAX_HOLDS
 from phloem.srt.scheduler.lower_tier import SAVING_SHARE
 from phloem.srt.scheduler.past import MAX_REQUESTS, MAX_TOKENS
 from phloem.srt.scheduler.pins import MAX_PINS
+from phloem.srt.scheduler.programs import MAX_GROUPS, MAX_PROGRAMS
 from phloem.srt.scheduler.request import Status
 from phloem.srt.scheduler.tenants import TenantLimits
 from phloem.srt.testing import FakeTier, FakeWorker, ManualClock, chain
@@ -400,6 +402,13 @@ class Harness:
         assert s.answers.past._tokens <= MAX_TOKENS
         pins, tier = s.ledger.pins, s.ledger.tier
         assert len(pins) <= MAX_PINS and pins.tokens <= pins.budget
+        holds, programs = s.ledger.holds, s.programs
+        assert len(holds) <= MAX_HOLDS and holds.tokens <= holds.budget
+        assert holds.tokens == sum(hold.lease.length for hold in holds._holds.values())
+        assert sum(len(names) for names in holds._names.values()) == len(holds)
+        assert {name for name, _ in holds._holds} <= set(programs._live)
+        assert len(programs) <= MAX_PROGRAMS and len(programs._groups) <= MAX_GROUPS
+        assert sum(member.alive for member in programs._live.values()) <= alive
         assert len(tier._saves) + len(tier._loads) == len(self.transfers)
         assert tier._saving_tokens <= s.ledger.pool.capacity // SAVING_SHARE
         blocks = sum(len(order.keys) for order in self.transfers)

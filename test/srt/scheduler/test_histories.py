@@ -26,6 +26,7 @@ from phloem.radix import POLICIES as EVICTION_POLICIES
 from phloem.radix import TreeMirror
 from phloem.srt.errors import ErrorInfo
 from phloem.srt.messages import (
+    CallPlan,
     Drain,
     EndProgram,
     Failed,
@@ -35,6 +36,7 @@ from phloem.srt.messages import (
     GrammarReady,
     GrammarReplay,
     JumpForward,
+    Pooling,
     RowResult,
     SamplingParams,
     StepPlan,
@@ -43,6 +45,7 @@ from phloem.srt.messages import (
     Watch,
 )
 from phloem.srt.questions import AskExplain, AskPolicy, AskStats, AskTree, Pin, Refused, Unpin
+from phloem.srt.scheduler.holds import HOLD_SECONDS
 from phloem.srt.scheduler.order import POLICIES
 from phloem.srt.scheduler.tenants import TenantLimits
 from phloem.srt.testing import chain
@@ -69,6 +72,7 @@ class Case:
     stops: frozenset[int]
     deadline: float
     logprobs_from: int | None = None
+    embed: Pooling | None = None
     excuses: set[str] = field(default_factory=set)
 
 
@@ -190,7 +194,10 @@ class History:
         if constrained:
             more["constraint"] = Regex(pattern=f"a{{{rng.randrange(4)}}}")
             more["jump"] = rng.choice(list(JumpForward))
-        if rng.random() < 0.08:
+        elif rng.random() < 0.08:
+            more["embed"] = rng.choice(list(Pooling))
+            sampling = SamplingParams(max_tokens=0)
+        if "embed" not in more and rng.random() < 0.08:
             more["prompt_logprobs_from"] = rng.randrange(len(prompt))
         if rng.random() < 0.1:
             more["deadline_s"] = rng.random() * 0.5
@@ -198,9 +205,23 @@ class History:
             more["namespace"] = "other"
         if rng.random() < 0.2:
             more["priority"] = rng.randrange(-2, 3)
-        if rng.random() < 0.3:
+        if rng.random() < 0.4:
             more["program"] = f"p{rng.randrange(3)}"
+            more["plan"] = self.call_plan() if rng.random() < 0.7 else None
         self._submit(prompt, sampling, more)
+
+    def call_plan(self) -> CallPlan:
+        """What a program says of its calls to come, which it does not keep to."""
+        rng = self.rng
+        in_group = rng.random() < 0.5
+        constraints = [Regex(pattern=f"a{{{i}}}") for i in range(4) if rng.random() < 0.15]
+        return CallPlan(
+            remaining=rng.choice([None, None, 0, 1, 5]),
+            fork=rng.choice([0, 0, 1, 3]),
+            group=f"g{rng.randrange(3)}" if in_group else "",
+            width=rng.randrange(2, 5) if in_group else 0,
+            next_constraints=list(constraints),
+        )
 
     def _submit(self, prompt: list[int], sampling: SamplingParams, more: dict[str, Any]) -> None:
         rid = f"r{self.count}"
@@ -213,7 +234,8 @@ class History:
         if not sampling.ignore_eos or "constraint" in more:
             stops |= set(self.h.worker.eos_ids)
         deadline = self.h.clock() + more.get("deadline_s", 1e6)
-        case = Case(prompt, limit, frozenset(stops), deadline, more.get("prompt_logprobs_from"))
+        scored, embed = more.get("prompt_logprobs_from"), more.get("embed")
+        case = Case(prompt, limit, frozenset(stops), deadline, scored, embed)
         self.cases[rid] = case
         scheduler = self.h.scheduler
         if len(scheduler.waiting) + scheduler.grammars.waiting >= self.max_waiting:
@@ -236,7 +258,7 @@ class History:
             self.h.abort(self.rng.choice(alive))
 
     def wait(self) -> None:
-        self.h.clock.advance(self.rng.random() * 0.3)
+        self.h.clock.advance(self.rng.choice([0.3, 0.3, 0.3, HOLD_SECONDS]) * self.rng.random())
         self.h.scheduler.expire()
         self.h.collect()
 
@@ -434,15 +456,16 @@ class History:
         assert not self.cases and not h.matchers
         for name in ("n0", "n1", "n2"):
             h.ask(Unpin, name=name)
+        for program in range(4):
+            h.scheduler.receive(EndProgram(f"p{program}"))
         snapshot = h.scheduler.snapshot()
         assert snapshot.running == snapshot.waiting == snapshot.compiling == 0
         assert snapshot.kv_locked == snapshot.kv_private == 0
         assert snapshot.kv_free + snapshot.kv_evictable == snapshot.kv_slots
         assert h.scheduler.deadlines.next_deadline() is None
-        for program in range(4):
-            h.scheduler.receive(EndProgram(f"p{program}"))
         stats = h.ask(AskStats)
         assert stats.programs == 0 and not stats.pins
+        assert not len(h.scheduler.programs) and not len(h.scheduler.ledger.holds)
         assert not h.scheduler._flushes and not h._asked
 
     def _refuse(self) -> None:
@@ -498,6 +521,8 @@ class History:
             assert stopped or len(tokens) == case.limit
             assert end.finish is (FinishReason.STOP if stopped else FinishReason.LENGTH)
             assert end.matched == (tokens[-1] if stopped else None)
+            if case.embed is not None:
+                assert end.embedding == self.h.worker.embedding_of(case.prompt, case.embed)
             if case.logprobs_from is not None and case.limit <= 1:
                 self._verify_logprobs(case.logprobs_from, len(case.prompt), end)
 

@@ -39,6 +39,7 @@ class FakeCache:
     """uid → (cached, of these unlocked)"""
     soles: dict[int, int] = field(default_factory=dict)
     pins: int = 0
+    holds: int = 0
     lower: dict[int, int | None] = field(default_factory=dict)
     quotas: dict[str, int] = field(default_factory=dict)
     asked: int = 0
@@ -53,6 +54,9 @@ class FakeCache:
 
     def pinned(self) -> int:
         return self.pins
+
+    def held(self) -> int:
+        return self.holds
 
     def restorable(self, request: Request, cached: int) -> int | None:
         return self.lower.get(request.uid, 0)

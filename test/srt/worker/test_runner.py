@@ -25,7 +25,7 @@ from phloem.srt.models.cpu_model import CpuModel
 from phloem.srt.models.torch_model import TorchModel
 from phloem.srt.wire import pack
 from phloem.srt.worker.inputs import PlanError
-from phloem.srt.worker.runner import ModelRunner
+from phloem.srt.worker.runner import LOGITS_CHUNK, ModelRunner
 
 CONFIG = ModelConfig(
     architecture="llama",
@@ -276,6 +276,20 @@ def test_prompt_logprobs_of_a_cached_prompt_begin_behind_it(driver: Driver) -> N
     row = driver.row(1, prompt[20:], prefix=cached[:20], prompt_len=50, logprobs_from=20)
     with pytest.raises(PlanError, match="first 20 tokens are cached"):
         driver.step(row)
+
+
+def test_prompt_logprobs_of_many_rows_at_once_are_each_rows_own(driver: Driver) -> None:
+    """More of them in all than there are logits at a time."""
+    prompts = [prompt_of(10 + 17 * i, i) for i in range(5)]
+
+    def row(i: int) -> RowPlan:
+        size = len(prompts[i])
+        return driver.row(i, prompts[i], prefix=[], prompt_len=size, logprobs_from=3 * i)
+
+    alone = [driver.step(row(i)).prompt_logprobs[0] for i in range(5)]
+    together = driver.step(*(row(i) for i in range(5))).prompt_logprobs
+    assert sum(map(len, alone)) > 2 * LOGITS_CHUNK
+    assert [together[i] for i in range(5)] == alone
 
 
 def test_a_preempted_row_resumes_with_prompt_and_output(driver: Driver) -> None:

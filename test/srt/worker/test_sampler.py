@@ -462,3 +462,53 @@ def test_no_alternatives_unless_asked() -> None:
     assert draw.logprob is not None
     assert draw.logprob.top_tokens == []
     assert one(logits, make_row(SamplingParams(temperature=0))).logprob is None
+
+
+def test_only_allowed_tokens_are_drawn() -> None:
+    logits = np.random.default_rng(1).normal(size=VOCAB).astype(np.float32)
+    allowed = (7, 60, 150)
+    for temperature, top_k, top_p in ((0.0, 0, 1.0), (3.0, 0, 1.0), (3.0, 50, 0.9)):
+        params = SamplingParams(
+            temperature=temperature, top_k=top_k, top_p=top_p, allowed_token_ids=allowed
+        )
+        drawn = {one(logits, make_row(params, seed=seed)).token for seed in range(60)}
+        assert drawn <= set(allowed)
+        assert len(drawn) == (1 if temperature == 0 else 3)
+    best = max(allowed, key=lambda token: logits[token])
+    greedy = SamplingParams(temperature=0.0, allowed_token_ids=allowed)
+    assert one(logits, make_row(greedy)).token == best
+
+
+def test_allowed_tokens_win_over_min_tokens() -> None:
+    params = SamplingParams(temperature=0.0, allowed_token_ids=tuple(STOP), min_tokens=5)
+    assert one(np.zeros(VOCAB, np.float32), make_row(params)).token == STOP[0]
+    more = SamplingParams(temperature=0.0, allowed_token_ids=(*STOP, 50), min_tokens=5)
+    assert one(np.zeros(VOCAB, np.float32), make_row(more)).token == 50
+
+
+@pytest.mark.parametrize(
+    "params",
+    [SamplingParams(allowed_token_ids=(5, 200)), SamplingParams(logprob_token_ids=(5, 200))],
+)
+def test_tokens_outside_the_vocabulary_are_refused(params: SamplingParams) -> None:
+    with pytest.raises(RowError, match="200"):
+        make_row(params)
+
+
+def test_logprobs_of_chosen_tokens() -> None:
+    logits = np.random.default_rng(2).normal(size=VOCAB).astype(np.float32)
+    params = SamplingParams(temperature=0.0, logprobs=0, logprob_token_ids=(9, 3, 9))
+    found = one(logits, make_row(params)).logprob
+    assert found is not None
+    expected = log_softmax(logits)
+    assert found.chosen == pytest.approx([expected[9], expected[3], expected[9]])
+    masked = SamplingParams(
+        temperature=0.0,
+        logprobs=0,
+        logprob_token_ids=(9, 3),
+        allowed_token_ids=(3,),
+        logprobs_mode=LogprobsMode.PROCESSED,
+    )
+    found = one(logits, make_row(masked)).logprob
+    assert found is not None
+    assert found.chosen == [-math.inf, pytest.approx(0.0)]

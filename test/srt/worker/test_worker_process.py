@@ -51,13 +51,14 @@ class ScriptedRunner:
     before_forward: Callable[[StepPlan], None] = lambda plan: None
     before_logits: Callable[[StepHidden], None] = lambda step: None
     prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    embeddings: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     nan_rows: set[int] = field(default_factory=set)
 
     def forward(self, plan: StepPlan) -> StepHidden:
         self.before_forward(plan)
         rows = [i for i, row in enumerate(plan.rows) if row.sample]
         hidden = np.array([[plan.rows[i].row] for i in rows], np.float32)
-        return StepHidden(rows, hidden, self.prompt_logprobs)
+        return StepHidden(rows, hidden, self.prompt_logprobs, self.embeddings)
 
     def logits(
         self, step: StepHidden, masks: Mapping[int, NDArray[np.int32]]
@@ -172,6 +173,17 @@ def test_prompt_logprobs_are_handed_on(harness: Harness) -> None:
     harness.runner.prompt_logprobs = {1: expected}
     result = harness.step(1, first(0), first(1, sample=False))
     assert [r.prompt_logprobs for r in result.rows] == [None, expected]
+
+
+def test_embeddings_are_handed_on_unless_they_are_not_finite(harness: Harness) -> None:
+    harness.runner.embeddings = {
+        0: np.array([1, -2], np.float32),
+        2: np.array([np.inf, 0], np.float32),
+    }
+    rows = harness.step(1, *(first(i, sample=False) for i in range(3))).rows
+    assert rows[0].embedding == np.array([1, -2], "<f4").tobytes()
+    assert rows[1].embedding is None and rows[1].error is None
+    assert rows[2].embedding is None and "not finite" in str(rows[2].error)
 
 
 def test_a_masked_row_waits_for_its_mask(harness: Harness) -> None:

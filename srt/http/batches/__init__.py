@@ -1,0 +1,1 @@
+"""OpenAI's files and batches: requests in a JSONL file, their replies in another."""

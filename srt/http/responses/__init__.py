@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: a translation to chat, and a store of what was asked and answered."""
