@@ -2,137 +2,292 @@
 
 from __future__ import annotations
 
-import re
+import warnings
 from collections.abc import Mapping, Sequence
-from typing import Unpack
+from typing import Any, Final, NoReturn, TypeVar, Unpack, overload
 
-from phloem.constrained.spec import Constraint, JsonSchema, Regex, Whitespace
+from phloem.constrained.spec import Constraint, Ebnf, JsonSchema, Regex, Whitespace
 from phloem.lang import ir
 from phloem.lang.choices import ChoicesMethod
-from phloem.lang.sampling import SamplingOverrides, sampling_of
-from phloem.lang.schema import SchemaLike, schema_text
+from phloem.lang.errors import UsageError
+from phloem.lang.options import (
+    GEN_ORDER,
+    SCALAR_ORDER,
+    GenOptions,
+    LogprobOptions,
+    named,
+    sampling_from,
+)
+from phloem.lang.reasoning import MARKS
+from phloem.lang.sampling import check_regex
+from phloem.lang.schema import SchemaLike, decoder, schema_text
 
-_DEFAULT_METHOD = ChoicesMethod.TOKEN_LENGTH_NORMALIZED
+T = TypeVar("T")
+
+_CONSTRAINTS: Final = ("dtype", "choices", "regex", "json_schema", "schema", "grammar")
+
+# what `select` gives in any case
+_MET_BY_CHOICES: Final = frozenset(
+    {
+        "n",
+        "logprobs",
+        "return_logprob",
+        "logprob_start_len",
+        "top_logprobs_num",
+        "return_text_in_logprobs",
+    }
+)
+
+# The line end, or the space, that comes behind a number ends the answer, and is left out of it.
+_DTYPES: Final[Mapping[type, tuple[str, tuple[str, ...]]]] = {
+    int: (r"[-+]?[0-9]+[ \n]?", (" ", "\n")),
+    float: (r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[ \n]?", (" ", "\n")),
+    bool: (r"True|False", ()),
+    str: (r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt])*"', ()),
+}
 
 
+@overload
+def gen(
+    name: str | None = None, *positional: Any, schema: type[T], **options: Unpack[GenOptions]
+) -> ir.Gen[T]: ...
+@overload
+def gen(
+    name: str | None = None, *positional: Any, schema: object, **options: Unpack[GenOptions]
+) -> ir.Gen[Any]: ...
+@overload
 def gen(
     name: str | None = None,
-    *,
-    regex: str | None = None,
+    *positional: Any,
+    choices: Sequence[str],
+    **options: Unpack[GenOptions],
+) -> ir.Select: ...
+@overload
+def gen(
+    name: str | None = None,
+    *positional: Any,
     json_schema: SchemaLike | None = None,
-    choices: Sequence[str] | None = None,
-    choices_method: ChoicesMethod | str | None = None,
-    return_logprob: bool = False,
-    **sampling: Unpack[SamplingOverrides],
-) -> ir.Gen | ir.Select:
+    **options: Unpack[GenOptions],
+) -> ir.Gen[str]: ...
+def gen(name: str | None = None, *positional: Any, **options: Any) -> ir.Gen[Any] | ir.Select:
     """Let the model go on from here, and bind what it says to `name`.
 
-    At most one of: `regex`, which the whole answer matches; `json_schema` (a dict, JSON text, or a
-    pydantic model, dataclass, TypedDict or msgspec Struct), which it satisfies; `choices`, which
-    makes this a `select`. Sampling options given here win over those of the run. `return_logprob`
-    is short for `logprobs=0`. With `n` above 1 the value is a list, and nothing enters the text:
-    append the answer you choose.
+    At most one of these says what the answer is like:
+
+    - `schema`: a pydantic model, dataclass, TypedDict, msgspec Struct, `list[int]`, `Literal[…]` or
+      any such type; or a JSON schema as a dict or text. The value is the object.
+    - `json_schema`: the same; the value is the JSON text.
+    - `regex`, which the whole answer matches; `grammar`, EBNF from whose `root` it is derived.
+    - `dtype`: `int`, `float`, `bool` or `str`, as Python writes it; the value is the text.
+    - `choices`, which makes this a `select`.
+
+    Sampling options given here win over those of the run. `return_logprob` is short for
+    `logprobs=0`. With `n` above 1 the value is a list, and nothing enters the text: append the
+    answer you choose. Positional arguments have the order of SGLang's `gen`
+    (`phloem.lang.options.GEN_ORDER`).
 
     Raises `ValueError` or `TypeError` at once for what can be seen to be wrong; what only the
     server can judge becomes the variable's error.
     """
     _check_name(name)
-    if sum(option is not None for option in (regex, json_schema, choices)) > 1:
-        raise ValueError("regex, json_schema and choices exclude each other")
-    if choices is not None:
-        if sampling:
-            raise TypeError(
-                f"choices are scored, not sampled: {', '.join(sampling)} would have no effect"
-            )
-        return select(name, choices, method=choices_method or _DEFAULT_METHOD)
-    if choices_method is not None:
+    given = named("gen", GEN_ORDER, positional, options)
+    kinds = [kind for kind in _CONSTRAINTS if kind in given]
+    if len(kinds) > 1:
+        raise ValueError(f"{' and '.join(kinds)} exclude each other")
+    if "choices" in given:
+        return _choose(name, **given)
+    if "choices_method" in given:
         raise TypeError("choices_method needs choices")
-    if return_logprob:
-        sampling.setdefault("logprobs", 0)
-    return ir.Gen(name, sampling_of(sampling), _constraint(regex, json_schema))
+    if not kinds:
+        return ir.Gen(name, sampling_from(given))
+    kind = kinds[0]
+    value = given.pop(kind)
+    if kind == "dtype":
+        return _of_dtype(name, value, given)
+    decode = decoder(value) if kind == "schema" else None
+    return ir.Gen(name, sampling_from(given), _constraint(kind, value), decode)
 
 
 def gen_int(
     name: str | None = None,
-    *,
+    *positional: Any,
     minimum: int | None = None,
     maximum: int | None = None,
-    **sampling: Unpack[SamplingOverrides],
-) -> ir.Gen:
-    """A whole number from `minimum` to `maximum`. The value is its text: `int(s["name"])`."""
-    return _scalar(name, "integer", {"minimum": minimum, "maximum": maximum}, sampling)
+    **options: Unpack[LogprobOptions],
+) -> ir.Gen[str]:
+    """A whole number from `minimum` to `maximum`. The value is its text: `int(s["name"])`.
+
+    Positional arguments of this function and the next three are those of SGLang's `gen_int`.
+    """
+    limits = {"minimum": minimum, "maximum": maximum}
+    return _scalar("gen_int", name, positional, {"type": "integer", **limits}, options)
 
 
 def gen_float(
     name: str | None = None,
-    *,
+    *positional: Any,
     minimum: float | None = None,
     maximum: float | None = None,
-    **sampling: Unpack[SamplingOverrides],
-) -> ir.Gen:
+    **options: Unpack[LogprobOptions],
+) -> ir.Gen[str]:
     """A number from `minimum` to `maximum`. The value is its text: `float(s["name"])`."""
-    return _scalar(name, "number", {"minimum": minimum, "maximum": maximum}, sampling)
+    limits = {"minimum": minimum, "maximum": maximum}
+    return _scalar("gen_float", name, positional, {"type": "number", **limits}, options)
 
 
-def gen_bool(name: str | None = None, **sampling: Unpack[SamplingOverrides]) -> ir.Gen:
+def gen_bool(
+    name: str | None = None, *positional: Any, **options: Unpack[LogprobOptions]
+) -> ir.Gen[str]:
     """`true` or `false`. The value is that text: `json.loads(s["name"])`."""
-    return _scalar(name, "boolean", {}, sampling)
+    return _scalar("gen_bool", name, positional, {"type": "boolean"}, options)
 
 
 def gen_string(
     name: str | None = None,
-    *,
+    *positional: Any,
     min_length: int | None = None,
     max_length: int | None = None,
     pattern: str | None = None,
-    **sampling: Unpack[SamplingOverrides],
-) -> ir.Gen:
+    **options: Unpack[LogprobOptions],
+) -> ir.Gen[str]:
     """A JSON string, quotes and escapes included: `json.loads(s["name"])`. `pattern` is searched
     for in its content, as in JSON Schema; lengths are in characters."""
     limits = {"minLength": min_length, "maxLength": max_length, "pattern": pattern}
-    return _scalar(name, "string", limits, sampling)
+    return _scalar("gen_string", name, positional, {"type": "string", **limits}, options)
 
 
 def select(
     name: str | None = None,
     choices: Sequence[str] = (),
-    *,
-    method: ChoicesMethod | str = _DEFAULT_METHOD,
+    temperature: float = 0.0,
+    choices_method: ChoicesMethod | str = ChoicesMethod.TOKEN_LENGTH_NORMALIZED,
 ) -> ir.Select:
     """Let the model judge `choices` as continuations of the text so far; append the one it
-    prefers and bind it to `name`. `method` is one of `phloem.lang.choices.ChoicesMethod`."""
+    prefers and bind it to `name`. `choices_method` is one of `phloem.lang.choices.ChoicesMethod`.
+    Nothing is drawn, so `temperature` can only be 0."""
     _check_name(name)
     if isinstance(choices, str):
         raise TypeError("choices must be a list of texts, not one text")
     chosen = tuple(choices)
     if not all(isinstance(choice, str) for choice in chosen):
         raise TypeError("choices must be texts")
-    if not chosen or "" in chosen or len(set(chosen)) != len(chosen):
-        raise ValueError(f"choices must be different, non-empty texts, at least one: {chosen!r}")
-    return ir.Select(name, chosen, ChoicesMethod(method))
+    if not chosen or "" in chosen:
+        raise ValueError(f"choices must be non-empty texts, at least one: {chosen!r}")
+    if temperature > 1e-5:  # SGLang takes as much for 0
+        raise ValueError(f"choices are scored, not drawn: temperature={temperature} is not 0")
+    return ir.Select(name, chosen, ChoicesMethod(choices_method))
 
 
-def system(content: str | ir.Node) -> ir.Role:
+def image(*source: object, **options: object) -> NoReturn:
+    """Images are for models that see; none is supported yet. Raises `UsageError`."""
+    raise UsageError("image(…): no model that takes images is supported yet")
+
+
+def video(*source: object, **options: object) -> NoReturn:
+    """As `image`."""
+    raise UsageError("video(…): no model that takes videos is supported yet")
+
+
+def system(expr: str | ir.Node = "") -> ir.Role:
     """A system message."""
-    return ir.Role("system", ir.as_node(content))
+    return ir.Role("system", ir.as_node(expr))
 
 
-def user(content: str | ir.Node) -> ir.Role:
+def user(expr: str | ir.Node = "") -> ir.Role:
     """A user message."""
-    return ir.Role("user", ir.as_node(content))
+    return ir.Role("user", ir.as_node(expr))
 
 
-def assistant(content: str | ir.Node) -> ir.Role:
+def assistant(expr: str | ir.Node = "") -> ir.Role:
     """An assistant message; the place for `gen` and `select`."""
-    return ir.Role("assistant", ir.as_node(content))
+    return ir.Role("assistant", ir.as_node(expr))
+
+
+def system_begin() -> ir.RoleBegin:
+    """A system message opens: what is appended from here on, up to `system_end()`, is in it."""
+    return ir.RoleBegin("system")
+
+
+def system_end() -> ir.RoleEnd:
+    """The system message that is open closes."""
+    return ir.RoleEnd("system")
+
+
+def user_begin() -> ir.RoleBegin:
+    """`system_begin` of a user message."""
+    return ir.RoleBegin("user")
+
+
+def user_end() -> ir.RoleEnd:
+    """`system_end` of a user message."""
+    return ir.RoleEnd("user")
+
+
+def assistant_begin() -> ir.RoleBegin:
+    """`system_begin` of an assistant message."""
+    return ir.RoleBegin("assistant")
+
+
+def assistant_end() -> ir.RoleEnd:
+    """`system_end` of an assistant message."""
+    return ir.RoleEnd("assistant")
+
+
+def separate_reasoning(expr: str | ir.Node, model_type: str) -> ir.Node:
+    """`expr`, in which each named `gen` thinks first: its variable and the text are what it says
+    then, and what it thought is the variable `NAME_reasoning_content`.
+
+    A Phloem server tells the two apart itself. `model_type` (one of
+    `phloem.lang.reasoning.MARKS`) says by which marks that is done where the server has not.
+    """
+    marks = MARKS.get(model_type)
+    if marks is None:
+        raise ValueError(f"unknown model_type {model_type!r} (known: {', '.join(MARKS)})")
+    return ir.with_marks(ir.as_node(expr), marks)
 
 
 def _scalar(
-    name: str | None, type_: str, limits: Mapping[str, object], sampling: SamplingOverrides
-) -> ir.Gen:
+    function: str,
+    name: str | None,
+    positional: Sequence[Any],
+    schema: Mapping[str, object],
+    options: Mapping[str, Any],
+) -> ir.Gen[str]:
     _check_name(name)
-    schema = {"type": type_, **{key: value for key, value in limits.items() if value is not None}}
-    return ir.Gen(name, sampling_of(sampling), _constraint(None, schema))
+    sampling = sampling_from(named(function, SCALAR_ORDER, positional, options))
+    said = {key: value for key, value in schema.items() if value is not None}
+    return ir.Gen(name, sampling, _constraint("json_schema", said))
+
+
+def _choose(
+    name: str | None,
+    *,
+    choices: Sequence[str],
+    temperature: float = 0.0,
+    choices_method: ChoicesMethod | str = ChoicesMethod.TOKEN_LENGTH_NORMALIZED,
+    **rest: Any,
+) -> ir.Select:
+    if sampling_from(rest).samples > 1:
+        raise TypeError(f"choices are scored, not drawn: n={rest['n']} has no meaning")
+    idle = sorted(rest.keys() - _MET_BY_CHOICES)
+    if idle:
+        warnings.warn(
+            f"choices are scored, not generated: {', '.join(idle)} has no effect",
+            UserWarning,
+            stacklevel=3,
+        )
+    return select(name, choices, temperature, choices_method)
+
+
+def _of_dtype(name: str | None, dtype: object, given: dict[str, Any]) -> ir.Gen[str]:
+    if not isinstance(dtype, type) or dtype not in _DTYPES:
+        raise ValueError(f"dtype must be int, float, bool or str, not {dtype!r}")
+    pattern, ends = _DTYPES[dtype]
+    stop = given.get("stop", ())
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    if ends:
+        given["stop"] = (*stops, *ends)
+    return ir.Gen(name, sampling_from(given), Regex(pattern=pattern))
 
 
 def _check_name(name: str | None) -> None:
@@ -140,13 +295,12 @@ def _check_name(name: str | None) -> None:
         raise TypeError(f"a variable's name must be a non-empty text, not {name!r}")
 
 
-def _constraint(regex: str | None, json_schema: SchemaLike | None) -> Constraint | None:
-    if json_schema is not None:
-        return JsonSchema(schema=schema_text(json_schema), whitespace=Whitespace.COMPACT)
-    if regex is None:
-        return None
-    try:
-        re.compile(regex)
-    except re.error as exc:
-        raise ValueError(f"regex {regex!r}: {exc}") from exc
-    return Regex(pattern=regex)
+def _constraint(kind: str, value: Any) -> Constraint:
+    match kind:
+        case "regex":
+            check_regex(value, "regex")
+            return Regex(pattern=value)
+        case "grammar":
+            return Ebnf(grammar=value)
+        case _:
+            return JsonSchema(schema=schema_text(value, kind), whitespace=Whitespace.COMPACT)

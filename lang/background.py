@@ -11,9 +11,38 @@ import asyncio
 import atexit
 import os
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable
+from contextvars import Context, copy_context
 
 _EXIT_SECONDS = 2.0
+
+
+class _Inbox:
+    """What threads want done on `loop`. `loop.call_soon_threadsafe` writes to a socket every time,
+    and each write hands the interpreter to another thread; here one write does for all that comes
+    until the loop gets to it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: deque[tuple[Context, Callable[[], None]]] = deque()
+        self._woken = False
+
+    def put(self, work: Callable[[], None]) -> None:
+        """Raises `RuntimeError` when the loop is closed."""
+        self._waiting.append((copy_context(), work))
+        if not self._woken:  # of two threads here at once, both wake it: no harm
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._take)
+
+    def _take(self) -> None:
+        self._woken = False  # first, so that what comes from now on wakes the loop again
+        while self._waiting:
+            context, work = self._waiting.popleft()
+            try:
+                context.run(work)
+            except Exception as exc:
+                self._loop.call_exception_handler({"message": f"{work} failed", "exception": exc})
 
 
 class Background:
@@ -23,19 +52,21 @@ class Background:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._inbox: _Inbox | None = None
         self._cleanups: list[Callable[[], Awaitable[None]]] = []
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The running loop; started if need be."""
         with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=self._loop.run_forever, name="phloem-lang", daemon=True
-                )
-                self._thread.start()
-            return self._loop
+            return self._running()[0]
+
+    def call_soon(self, work: Callable[[], None]) -> None:
+        """Have `work` called on the loop, from whatever thread; returns at once. Calls are made in
+        the order in which they came. Raises `RuntimeError` when the loop was closed just now."""
+        with self._lock:
+            inbox = self._running()[1]
+        inbox.put(work)
 
     @property
     def is_current_thread(self) -> bool:
@@ -55,7 +86,7 @@ class Background:
         """Cancel all tasks, clean up, stop the thread. The next use starts anew."""
         with self._lock:
             loop, thread = self._loop, self._thread
-            self._loop = self._thread = None
+            self._loop = self._thread = self._inbox = None
         if loop is None or thread is None:
             return
         done = asyncio.run_coroutine_threadsafe(self._wind_up(), loop)
@@ -67,6 +98,16 @@ class Background:
         thread.join(_EXIT_SECONDS)
         if not thread.is_alive():
             loop.close()
+
+    def _running(self) -> tuple[asyncio.AbstractEventLoop, _Inbox]:
+        if self._loop is None or self._inbox is None:
+            self._loop = asyncio.new_event_loop()
+            self._inbox = _Inbox(self._loop)
+            self._thread = threading.Thread(
+                target=self._loop.run_forever, name="phloem-lang", daemon=True
+            )
+            self._thread.start()
+        return self._loop, self._inbox
 
     async def _wind_up(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}

@@ -35,7 +35,7 @@ def iter_batch(
     try:
         with progress(total, progress_bar) as advance:
             for index, state in pool.results():
-                advance(state.error is not None)
+                advance(state.error() is not None)
                 if not in_order:
                     yield state
                     pool.consumed()

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
-from typing import assert_never
+from typing import Final, assert_never
 
 # Equal tokens after equal prefixes may differ by rounding when a backend batches them differently.
 _TIE = 1e-5
@@ -27,6 +27,11 @@ class ChoicesMethod(StrEnum):
     TOKEN_LENGTH_NORMALIZED = "token_length_normalized"
     GREEDY_TOKEN_SELECTION = "greedy_token_selection"
     UNCONDITIONAL_LIKELIHOOD_NORMALIZED = "unconditional_likelihood_normalized"
+
+
+token_length_normalized: Final = ChoicesMethod.TOKEN_LENGTH_NORMALIZED
+greedy_token_selection: Final = ChoicesMethod.GREEDY_TOKEN_SELECTION
+unconditional_likelihood_normalized: Final = ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED
 
 
 @dataclass(frozen=True, slots=True)

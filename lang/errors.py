@@ -4,6 +4,7 @@
     ├── UsageError            the program is put together wrongly; raised at the line at fault
     ├── GenerationError       a variable has no value; carries the variable and the cause
     ├── Cancelled             the run was cancelled before the variable had a value
+    ├── RecordedFailure       the program failed in an earlier run, whose output is gone on with
     ├── Truncated             max_tokens ended an answer before its constraint was satisfied
     └── BackendError          a call failed; carries the HTTP status where there was one
         ├── RequestRefused    the backend found fault with the request (4xx)
@@ -26,6 +27,10 @@ class UsageError(LangError):
 
 class Cancelled(LangError):
     """The run was cancelled."""
+
+
+class RecordedFailure(LangError):
+    """What a file of results says of a program that failed when the file was written."""
 
 
 class Truncated(LangError):

@@ -6,14 +6,18 @@ its `str()`, raises `TypeError` instead of freezing a `repr` into the prompt.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, NoReturn, assert_never
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, NoReturn, TypeVar
 
 from phloem.constrained.spec import Constraint
 from phloem.lang.choices import ChoicesMethod
+from phloem.lang.reasoning import Marks
 from phloem.lang.sampling import Sampling
 
 RoleName = Literal["system", "user", "assistant"]
+
+T_co = TypeVar("T_co", covariant=True)
 
 _HINT = (
     "{} has no text yet: it cannot be put into an f-string or str(). "
@@ -47,12 +51,18 @@ class Text(_Expression):
 
 
 @dataclass(frozen=True, slots=True)
-class Gen(_Expression):
-    """One call: the model goes on from all the text so far. `name` binds the answer."""
+class Gen(_Expression, Generic[T_co]):
+    """One call: the model goes on from all the text so far. `name` binds the answer.
+
+    `decode` makes the value of the answer's text; None: the value is the text. `marks` are those
+    between which the model thinks: what stands there becomes a variable of its own.
+    """
 
     name: str | None
     sampling: Sampling
     constraint: Constraint | None = None
+    decode: Callable[[str], T_co] | None = None
+    marks: Marks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +83,55 @@ class Role(_Expression):
 
 
 @dataclass(frozen=True, slots=True)
+class RoleBegin(_Expression):
+    """A message of `role` opens; what follows is in it."""
+
+    role: RoleName
+
+
+@dataclass(frozen=True, slots=True)
+class RoleEnd(_Expression):
+    """The open message, one of `role`, closes."""
+
+    role: RoleName
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholder(_Expression):
+    """In an outline, a text that only a run has: of an argument, or of a variable."""
+
+    kind: Literal["argument", "variable"]
+    name: str
+
+    def __str__(self) -> NoReturn:
+        raise TypeError(
+            f"{self.kind} {self.name!r} has no text in an outline: it cannot be put into an "
+            "f-string or str(), and no loop can run over it. Join it with +, or trace the program "
+            "with a value for it"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Seq(_Expression):
     """Nodes one after another."""
 
     parts: tuple[Node, ...]
 
 
-Node = Text | Gen | Select | Role | Seq
+Leaf = Text | Gen[Any] | Select | RoleBegin | RoleEnd | Placeholder
+Node = Leaf | Role | Seq
+
+Content = str | Node
+Key = str | Gen[Any] | Select  # a variable: by its name, or by the expression that makes it
+
+_NODES = (Text, Gen, Select, RoleBegin, RoleEnd, Placeholder, Role, Seq)
 
 
 def as_node(value: object) -> Node:
     """What was appended → a node. Raises `TypeError` for anything but text and nodes."""
     if isinstance(value, str):
         return Text(value)
-    if isinstance(value, Text | Gen | Select | Role | Seq):
+    if isinstance(value, _NODES):
         return value
     if value is None:
         raise TypeError("None was appended: does a helper of the program lack its return?")
@@ -94,6 +139,27 @@ def as_node(value: object) -> Node:
         f"only text and phloem expressions can be appended, not {type(value).__name__}; "
         "use str(value) for its text"
     )
+
+
+def name_of(key: Key) -> str:
+    """The name of the variable that `key` stands for. Raises `KeyError` for an unnamed one."""
+    name = key if isinstance(key, str) else key.name
+    if name is None:
+        raise KeyError("an unnamed expression has no variable")
+    return name
+
+
+def with_marks(node: Node, marks: Marks) -> Node:
+    """`node`, with `marks` in all calls that bind their answer."""
+    match node:
+        case Gen():
+            return node if node.name is None else replace(node, marks=marks)
+        case Seq(parts):
+            return Seq(tuple(with_marks(part, marks) for part in parts))
+        case Role(role, content):
+            return Role(role, with_marks(content, marks))
+        case _:
+            return node
 
 
 def _operand(value: object, beside: _Expression) -> Node:
@@ -106,10 +172,5 @@ def _operand(value: object, beside: _Expression) -> Node:
 
 
 def _parts(node: object) -> tuple[Node, ...]:
-    match as_node(node):
-        case Seq(parts):
-            return parts
-        case Text() | Gen() | Select() | Role() as single:
-            return (single,)
-        case never:
-            assert_never(never)
+    whole = as_node(node)
+    return whole.parts if isinstance(whole, Seq) else (whole,)

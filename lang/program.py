@@ -7,27 +7,67 @@ import contextlib
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    NoReturn,
+    ParamSpec,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
-from phloem.lang.backend.base import Backend
+from phloem.lang import ir
+from phloem.lang.backend.base import Backend, Call
 from phloem.lang.backend.choose import BackendLike, as_backend, default_backend, refuse_to_block
+from phloem.lang.background import background
 from phloem.lang.batch import iter_batch
+from phloem.lang.errors import UsageError
 from phloem.lang.feed import Feed
-from phloem.lang.run import Run
-from phloem.lang.sampling import SAMPLING_FIELDS, Sampling, SamplingOverrides, sampling_of
+from phloem.lang.options import RUN_FIELDS, RunOptions, run_sampling
+from phloem.lang.outline import Outline, outline_of, outlining
+from phloem.lang.results import OutputLike, recorded
+from phloem.lang.run import Run, backend_here
+from phloem.lang.sampling import Sampling
 from phloem.lang.state import Record, State
 from phloem.lang.stream import Stream
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Item = Mapping[str, Any] | tuple[Any, ...]  # the arguments of one program of a batch
+Item = Mapping[str, Any] | Sequence[Any]  # the arguments of one program of a batch
 
-_OPTIONS = frozenset({"backend", "timeout_s", "concurrency", "progress_bar", "raise_on_error"})
+
+class BatchOptions(RunOptions, total=False):
+    """The options of a batch. `num_threads` is SGLang's name of `concurrency`."""
+
+    backend: BackendLike | None
+    timeout_s: float | None
+    concurrency: int | None
+    num_threads: int | Literal["auto"]
+    progress_bar: bool | None
+    output: OutputLike | None
+
+
+_CONCURRENCY = 64
+
+# parameters of the methods that run programs, which a function's own would hide
+_OPTIONS = frozenset(
+    {
+        *(BatchOptions.__annotations__.keys() - RUN_FIELDS),
+        "stream",
+        "use_thread",
+        "raise_on_error",
+        "generator_style",
+        "in_order",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +90,14 @@ class Program(Generic[P, R]):
     default for the program's calls. A name that is both belongs to the function.
     """
 
-    def __init__(self, fn: Callable[Concatenate[State, P], R]) -> None:
+    def __init__(
+        self,
+        fn: Callable[Concatenate[State, P], R],
+        given: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         functools.update_wrapper(self, fn)
         self._fn = fn
+        self._given = given
         parameters = list(inspect.signature(fn).parameters.values())
         if not parameters or parameters[0].kind not in (
             inspect.Parameter.POSITIONAL_ONLY,
@@ -66,15 +111,25 @@ class Program(Generic[P, R]):
         taken = sorted(_OPTIONS & {p.name for p in parameters[1:]})
         if taken:
             raise TypeError(f"{fn.__name__}: {', '.join(taken)} would hide an option of run()")
-        self._signature = inspect.Signature(parameters[1:])
+        self._whole = inspect.Signature(parameters[1:])
+        self._signature = inspect.Signature([p for p in parameters[1:] if p.name not in given])
 
-    def __call__(self, s: State, *args: P.args, **kwargs: P.kwargs) -> R:
-        if not isinstance(s, State):
-            raise TypeError(
-                f"{self._fn.__name__}(s, …) runs inside another program; "
-                f"to start one, use {self._fn.__name__}.run(…)"
-            )
-        return self._fn(s, *args, **kwargs)
+    @overload  # a function's own first argument may be of any type, even a state
+    def __call__(  # type: ignore[overload-overlap]
+        self, s: State, *args: P.args, **kwargs: P.kwargs
+    ) -> R: ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> State: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """With a state: go on on that. Without: `run`, on the backend of the program around."""
+        if args and isinstance(args[0], State):
+            if not self._given:
+                return self._fn(*args, **kwargs)
+            bound = self._bind(args[1:], kwargs)
+            return self._fn(args[0], *bound.args, **bound.kwargs)
+        if outlining.get():
+            return self._outline(args, kwargs)
+        return self.run(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"<Program {self._fn.__module__}.{self._fn.__qualname__}>"
@@ -84,18 +139,25 @@ class Program(Generic[P, R]):
         *args: Any,
         backend: BackendLike | None = None,
         timeout_s: float | None = None,
+        stream: bool = False,
+        use_thread: bool = True,
         **kwargs: Any,
     ) -> State:
         """Run to the end and return the state; every variable is final then.
 
         An exception of the program itself is raised here, its calls cancelled. A failed call that
-        the program did not read is in `state.error` and is raised by `state["x"]`.
+        the program did not read is in `state.error()` and is raised by `state["x"]`. `stream=True`
+        is `stream()`, whose result is the state while it grows. With `use_thread=False` the program
+        waits for each call before it goes on.
         """
-        arguments, sampling = self._split(kwargs)
-        bound = self._signature.bind(*args, **arguments)
+        if stream:
+            return self.stream(*args, backend=backend, timeout_s=timeout_s, **kwargs)
+        bound, sampling = self._split(args, kwargs)
         settings = _settings(backend, sampling, timeout_s)
         refuse_to_block(settings.backend)
-        state = State(settings.new_run())
+        run = settings.new_run()
+        run.one_by_one = not use_thread
+        state = State(run)
         execute(self._fn, state, bound)
         return state
 
@@ -107,8 +169,7 @@ class Program(Generic[P, R]):
         **kwargs: Any,
     ) -> State:
         """`run` for asyncio programs; cancelling the task cancels the calls."""
-        arguments, sampling = self._split(kwargs)
-        bound = self._signature.bind(*args, **arguments)
+        bound, sampling = self._split(args, kwargs)
         run = _settings(backend, sampling, timeout_s).new_run()
         state = State(run)
         done = _in_thread(lambda: execute(self._fn, state, bound))
@@ -127,63 +188,62 @@ class Program(Generic[P, R]):
         **kwargs: Any,
     ) -> Stream:
         """Start the program and return at once; read its text from the result as it comes."""
-        arguments, sampling = self._split(kwargs)
-        bound = self._signature.bind(*args, **arguments)
+        bound, sampling = self._split(args, kwargs)
         run = _settings(backend, sampling, timeout_s).new_run(stream=True)
         record: Record = Feed()
         state = State(run, record=record)
         done = _in_thread(lambda: execute(self._fn, state, bound))
         return Stream(state, run, record, done)
 
+    @overload
     def run_batch(
         self,
         items: Iterable[Item],
         *,
-        backend: BackendLike | None = None,
-        timeout_s: float | None = None,
-        concurrency: int = 64,
-        progress_bar: bool | None = None,
         raise_on_error: bool = False,
-        **sampling: Unpack[SamplingOverrides],
-    ) -> list[State]:
-        """Run one program an item, `concurrency` at a time; the states in the items' order.
-
-        What goes wrong in one is its state's `error` and does not disturb the others, unless
-        `raise_on_error`. `progress_bar` None shows one on stderr if that is a terminal.
-        """
-        states: list[State] = []
-        for state in self.iter_batch(
-            items,
-            backend=backend,
-            timeout_s=timeout_s,
-            concurrency=concurrency,
-            progress_bar=progress_bar,
-            **sampling,
-        ):
-            if raise_on_error and state.error is not None:
-                raise state.error
-            states.append(state)
-        return states
-
-    def iter_batch(
+        generator_style: Literal[False] = False,
+        **options: Unpack[BatchOptions],
+    ) -> list[State]: ...
+    @overload
+    def run_batch(
         self,
         items: Iterable[Item],
         *,
-        in_order: bool = True,
-        backend: BackendLike | None = None,
-        timeout_s: float | None = None,
-        concurrency: int = 64,
-        progress_bar: bool | None = None,
-        **sampling: Unpack[SamplingOverrides],
+        raise_on_error: bool = False,
+        generator_style: Literal[True],
+        **options: Unpack[BatchOptions],
+    ) -> Iterator[State]: ...
+    def run_batch(
+        self,
+        items: Iterable[Item],
+        *,
+        raise_on_error: bool = False,
+        generator_style: bool = False,
+        **options: Unpack[BatchOptions],
+    ) -> list[State] | Iterator[State]:
+        """Run one program an item, `concurrency` (64) at a time; the states in the items' order.
+
+        What goes wrong in one is its state's `error()` and does not disturb the others, unless
+        `raise_on_error`. `progress_bar` None shows one on stderr if that is a terminal. `output`
+        is a file that each program, as it ends, adds a line to, and that the batch goes on from
+        when it is run again (see `BatchOutput`). With `generator_style` this is `iter_batch`.
+        """
+        batch = self.iter_batch(items, **options)
+        if raise_on_error:
+            batch = _raising(batch)
+        return batch if generator_style else list(batch)
+
+    def iter_batch(
+        self, items: Iterable[Item], *, in_order: bool = True, **options: Unpack[BatchOptions]
     ) -> Iterator[State]:
         """`run_batch` as an iterator, in the items' order or as they complete.
 
         Items are taken as they are needed, so they may be endless and memory stays bounded;
         `state.arguments` tells which item a state is of. Leaving the loop cancels the rest.
         """
-        if concurrency < 1:
-            raise ValueError(f"concurrency must be at least 1, not {concurrency}")
-        settings = _settings(backend, sampling_of(sampling), timeout_s)
+        concurrency = _concurrency(options.get("concurrency"), options.get("num_threads"))
+        sampling = run_sampling({k: v for k, v in options.items() if k not in _OPTIONS})
+        settings = _settings(options.get("backend"), sampling, options.get("timeout_s"))
         refuse_to_block(settings.backend)
 
         def start(item: Item) -> tuple[State, Run, Callable[[], None]]:
@@ -191,33 +251,113 @@ class Program(Generic[P, R]):
             state = State(run)
             return state, run, lambda: self._run_item(state, item)
 
-        return iter_batch(
-            items, start, concurrency=concurrency, in_order=in_order, progress_bar=progress_bar
+        batch = functools.partial(
+            iter_batch,
+            concurrency=concurrency,
+            in_order=in_order,
+            progress_bar=options.get("progress_bar"),
         )
+        output = options.get("output")
+        if output is None:
+            return batch(items, start)
+        return recorded(output, items, start, batch)
+
+    def bind(self, **arguments: Any) -> Program[..., R]:
+        """The program with these arguments given; its runs take the others. Raises `TypeError`
+        for a name that is none of the function's."""
+        self._signature.bind_partial(**arguments)
+        return Program(self._fn, MappingProxyType({**self._given, **arguments}))
+
+    def trace(self, *, backend: BackendLike | None = None, **arguments: Any) -> Outline:
+        """The program's expressions, without running it: `arguments` are as given, the others
+        placeholders. `backend` is SGLang's, whose template the tracer needed; it is not asked.
+
+        Raises what the function raises, in particular `TypeError` where a placeholder would become
+        a part of an f-string. (What calls of a run did is `state.trace`.)
+        """
+        return self._outline((), arguments)
+
+    def cache(self, backend: BackendLike | None = None) -> None:
+        """Have the constant beginning of the program's prompt computed, so that its runs find it
+        in the server's cache. Does nothing where a prompt begins with what only a run knows.
+
+        Raises `BackendError` when the backend cannot.
+        """
+        settings = _settings(backend, Sampling(max_tokens=1), None)
+        refuse_to_block(settings.backend)
+        outline, _ = self._try_outline((), {})  # as far as it goes
+        prompt = outline.prefix()
+        if prompt is not None:
+            work = _drain(settings.backend, Call(prompt, settings.sampling))
+            asyncio.run_coroutine_threadsafe(work, background.loop).result()
+
+    def compile(self, *, backend: BackendLike | None = None) -> NoReturn:
+        """SGLang's `compile` is gone there, and never was needed here: `run` and `run_batch` do
+        what a compiled function did, `trace` prints its graph. Raises `UsageError`."""
+        raise UsageError(
+            f"programs are not compiled: use {self._fn.__name__}.run, .run_batch or .trace"
+        )
+
+    def _outline(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outline:
+        outline, failure = self._try_outline(args, kwargs)
+        if failure is not None:
+            raise failure
+        return outline
+
+    def _try_outline(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Outline, Exception | None]:
+        given = self._signature.bind_partial(*args, **kwargs).arguments
+        missing = {
+            name: ir.Placeholder("argument", name)
+            for name, parameter in self._signature.parameters.items()
+            if parameter.default is parameter.empty
+            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        }
+        bound = self._merged(missing | given)
+        title = f"{self._fn.__name__}({', '.join(self._signature.parameters)})"
+        return outline_of(title, self._fn, bound.args, bound.kwargs)
 
     def _run_item(self, state: State, item: Item) -> None:
         try:
-            bound = (
-                self._signature.bind(**item)
-                if isinstance(item, Mapping)
-                else self._signature.bind(*item)
-            )
+            if isinstance(item, str):
+                raise TypeError(f"an item of a batch is a dict or a tuple, not the text {item!r}")
+            bound = self._bind((), item) if isinstance(item, Mapping) else self._bind(item, {})
         except TypeError as exc:
             state._end(exc)
             return
         with contextlib.suppress(BaseException):  # the state reports it to the caller
             execute(self._fn, state, bound)
 
-    def _split(self, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], Sampling]:
-        """Keywords of a run → the function's arguments, and the default sampling."""
-        sampling = SAMPLING_FIELDS - self._signature.parameters.keys()
-        return (
-            {name: value for name, value in kwargs.items() if name not in sampling},
-            sampling_of({name: value for name, value in kwargs.items() if name in sampling}),
-        )
+    def _split(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[inspect.BoundArguments, Sampling]:
+        """Arguments of a run → the function's own, and the default sampling."""
+        options = RUN_FIELDS - self._whole.parameters.keys()
+        own = {name: value for name, value in kwargs.items() if name not in options}
+        sampling = {name: value for name, value in kwargs.items() if name in options}
+        return self._bind(args, own), run_sampling(sampling)
+
+    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
+        bound = self._signature.bind(*args, **kwargs)
+        return self._merged(bound.arguments) if self._given else bound
+
+    def _merged(self, arguments: Mapping[str, Any]) -> inspect.BoundArguments:
+        """`arguments`, and those that were given to `bind`."""
+        both = {**self._given, **arguments}
+        order = {name: both[name] for name in self._whole.parameters if name in both}
+        return inspect.BoundArguments(self._whole, order)
 
 
-def function(fn: Callable[Concatenate[State, P], R]) -> Program[P, R]:
+@overload
+def function(
+    fn: Callable[Concatenate[State, P], R], num_api_spec_tokens: None = None
+) -> Program[P, R]: ...
+@overload
+def function(
+    *, num_api_spec_tokens: None = None
+) -> Callable[[Callable[Concatenate[State, P], R]], Program[P, R]]: ...
+def function(fn: Any = None, num_api_spec_tokens: int | None = None) -> Any:
     """Make a program of a function whose first parameter is the state.
 
     @phloem.function
@@ -225,17 +365,23 @@ def function(fn: Callable[Concatenate[State, P], R]) -> Program[P, R]:
         s += phloem.user(f"Greet {name}.") + phloem.assistant(phloem.gen("greeting"))
 
     greet.run(name="Ada")["greeting"]
+
+    SGLang's `num_api_spec_tokens` (several `gen` guessed in one call of a paid API) can only be
+    None.
     """
-    return Program(fn)
+    if num_api_spec_tokens is not None:
+        raise ValueError("num_api_spec_tokens: calls are never guessed ahead; leave it out")
+    return function if fn is None else Program(fn)
 
 
 def execute(fn: Callable[..., Any], state: State, bound: inspect.BoundArguments) -> None:
     """Run `fn` on `state` to the end of all its calls; what it raises ends the run."""
     run = state._run
-    state.arguments = MappingProxyType(bound.arguments)
+    state._arguments = MappingProxyType(bound.arguments)
     failure: BaseException | None = None
+    outer = backend_here.set(run.backend)
     try:
-        state.returned = fn(state, *bound.args, **bound.kwargs)
+        state._returned = fn(state, *bound.args, **bound.kwargs)
         run.wait()
         failure = run.unhandled()
     except BaseException as exc:
@@ -243,7 +389,9 @@ def execute(fn: Callable[..., Any], state: State, bound: inspect.BoundArguments)
         run.cancel()
         raise
     finally:
+        backend_here.reset(outer)
         run.ended = "its program has ended"
+        run.recorder.end(fn.__qualname__, failure)
         state._end(failure)
 
 
@@ -252,8 +400,32 @@ def _settings(
 ) -> _Settings:
     if timeout_s is not None and not timeout_s > 0:
         raise ValueError(f"timeout_s must be more than 0, not {timeout_s}")
-    chosen = default_backend() if backend is None else as_backend(backend)
+    chosen = as_backend(backend) if backend is not None else backend_here.get() or default_backend()
     return _Settings(chosen, sampling, timeout_s)
+
+
+def _concurrency(concurrency: int | None, num_threads: int | Literal["auto"] | None) -> int:
+    threads = None if num_threads == "auto" else num_threads
+    if concurrency is not None and threads is not None:
+        raise TypeError("num_threads and concurrency are the same option: give one of them")
+    chosen = concurrency if threads is None else threads
+    if chosen is None:
+        return _CONCURRENCY
+    if chosen < 1:
+        raise ValueError(f"concurrency must be at least 1, not {chosen}")
+    return chosen
+
+
+def _raising(batch: Iterator[State]) -> Iterator[State]:
+    for state in batch:
+        if (failure := state.error()) is not None:
+            raise failure
+        yield state
+
+
+async def _drain(backend: Backend, call: Call) -> None:
+    async for _ in backend.generate(call):
+        pass
 
 
 def _in_thread(work: Callable[[], None]) -> Future[None]:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import uuid
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar, copy_context
 
 from phloem.lang.backend.base import Backend
 from phloem.lang.background import background
 from phloem.lang.errors import Cancelled, GenerationError
+from phloem.lang.hints import Hint, hint_here
+from phloem.lang.recording.recorder import Recorder
 from phloem.lang.sampling import Sampling
 from phloem.lang.variable import Outcome, Variable
 
 Work = Callable[[], Awaitable[Outcome]]
+
+backend_here: ContextVar[Backend | None] = ContextVar("phloem_backend", default=None)
+"""That of the program whose function runs in this context: the programs it runs are on it, too."""
 
 
 class Run:
@@ -29,18 +36,22 @@ class Run:
         self.sampling = sampling
         self.timeout_s = timeout_s
         self.stream = stream
+        self.one_by_one = False  # whether the program waits for each call before it goes on
+        self.recorder = Recorder(_label(backend))
+        self.hint = Hint(f"run-{uuid.uuid4().hex}")
         self.ended: str | None = None  # why no state of this run can be appended to any more
         self._lock = threading.Lock()
         self._cancelled = False
         self._variables: list[Variable] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, variable: Variable, work: Work) -> None:
-        """Let `work` make `variable`, on the loop; returns at once."""
+    def start(self, variable: Variable, work: Work, hint: Hint | None = None) -> None:
+        """Let `work` make `variable`, on the loop; returns at once. `hint` is for its call, by
+        default that of all calls of the run."""
         with self._lock:
             self._variables.append(variable)
         try:
-            background.loop.call_soon_threadsafe(self._spawn, variable, work)
+            background.call_soon(lambda: self._spawn(variable, work, hint or self.hint))
         except RuntimeError:  # the loop was closed just now: Python is exiting
             _give_up(variable)
 
@@ -61,7 +72,7 @@ class Run:
         """End all calls, now and later; their variables fail with `Cancelled`."""
         with self._lock:
             self._cancelled = True
-        background.loop.call_soon_threadsafe(self._cancel_tasks)
+        background.call_soon(self._cancel_tasks)
 
     def _snapshot(self) -> list[Variable]:
         with self._lock:
@@ -71,11 +82,14 @@ class Run:
         for task in self._tasks:
             task.cancel()
 
-    def _spawn(self, variable: Variable, work: Work) -> None:
+    def _spawn(self, variable: Variable, work: Work, hint: Hint) -> None:
         if self._cancelled:
             _give_up(variable)
             return
-        task = asyncio.get_running_loop().create_task(_settle(variable, work))
+        context = copy_context()
+        context.run(hint_here.set, hint)
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(_settle(variable, work), context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         # a task that is cancelled before its first step never enters _settle
@@ -98,3 +112,9 @@ async def _settle(variable: Variable, work: Work) -> None:
 def _give_up(variable: Variable) -> None:
     if not variable.done:
         variable.fail(GenerationError(variable.name, Cancelled("the run was cancelled")))
+
+
+def _label(backend: Backend) -> str:
+    """How a trace calls the backend."""
+    kind = type(backend)
+    return kind.__name__ if kind.__repr__ is object.__repr__ else repr(backend)

@@ -7,6 +7,7 @@ when neither the `gen` nor the run says anything.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
@@ -32,6 +33,7 @@ class SamplingOverrides(TypedDict, total=False):
     seed: int | None
     stop: str | Sequence[str] | None
     stop_token_ids: Sequence[int] | None
+    stop_regex: str | Sequence[str] | None
     ignore_eos: bool | None
     logprobs: int | None
 
@@ -40,9 +42,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How one answer is drawn.
 
     `max_tokens` and `min_tokens` count tokens of the answer; `n` asks for that many answers to one
-    prompt. `temperature` 0 is greedy; `top_k` 0 is off. Generation ends before the first of `stop`
-    or after one of `stop_token_ids`. `logprobs` is how many alternatives to report beside each
-    token: 0 reports the token alone, None nothing.
+    prompt. `temperature` 0 is greedy; `top_k` 0 is off. Generation ends before the first of `stop`,
+    before what a pattern of `stop_regex` matches, or after one of `stop_token_ids`. `logprobs` is
+    how many alternatives to report beside each token: 0 reports the token alone, None nothing.
     """
 
     max_tokens: int | None = None
@@ -59,6 +61,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seed: int | None = None
     stop: tuple[str, ...] | None = None
     stop_token_ids: tuple[int, ...] | None = None
+    stop_regex: tuple[str, ...] | None = None
     ignore_eos: bool | None = None
     logprobs: int | None = None
 
@@ -98,8 +101,9 @@ def sampling_of(overrides: Mapping[str, object]) -> Sampling:
         if name not in SAMPLING_FIELDS:
             raise TypeError(unknown_option(name, SAMPLING_FIELDS))
     fields = dict(overrides)
-    if isinstance(fields.get("stop"), str):
-        fields["stop"] = (fields["stop"],)
+    for name in ("stop", "stop_regex"):
+        if isinstance(fields.get(name), str):
+            fields[name] = (fields[name],)
     try:
         sampling = msgspec.convert(fields, Sampling, strict=True)
     except msgspec.ValidationError as exc:
@@ -111,7 +115,17 @@ def sampling_of(overrides: Mapping[str, object]) -> Sampling:
         # written so that NaN fails too
         if not (low <= value <= high) or (above and value == low):
             raise ValueError(f"{name} must be {_interval(low, high, above)}, not {value}")
+    for pattern in sampling.stop_regex or ():
+        check_regex(pattern, "stop_regex")
     return sampling
+
+
+def check_regex(pattern: str, option: str) -> None:
+    """Raise `ValueError` for a pattern that does not parse."""
+    try:
+        re.compile(pattern)
+    except re.error as exc:
+        raise ValueError(f"{option} {pattern!r}: {exc}") from exc
 
 
 def unknown_option(name: str, known: frozenset[str]) -> str:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+import os
+import warnings
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, Self, assert_never, overload
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar, assert_never, overload
 
 from phloem.lang import ir
 from phloem.lang.errors import GenerationError, UsageError
 from phloem.lang.feed import Feed
 from phloem.lang.fields import FieldPair, fields_of, fields_of_async
-from phloem.lang.interpreter import run_gather, run_gen, run_select
+from phloem.lang.group import Group
+from phloem.lang.hints import Hint
+from phloem.lang.interpreter import run_gather, run_gen, run_scope, run_select, run_thoughts
 from phloem.lang.prompt import Event, Prompt
+from phloem.lang.recording.recorder import ROOT, Lineage, describe
+from phloem.lang.recording.spans import Trace
 from phloem.lang.run import Run
+from phloem.lang.schema import as_form
 from phloem.lang.variable import Meta, Variable
 
-Content = str | ir.Node
-JoinMode = Literal["gather", "append"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,27 +45,30 @@ class State:
     A state is for one thread: that of its program, or for a fork the one that works on it.
     """
 
-    returned: Any = None  # what the program's function returned
-    arguments: Mapping[str, Any] = {}  # what it was called with
-
     def __init__(
         self,
         run: Run,
         prompt: Prompt | None = None,
         variables: Mapping[str, Variable] | None = None,
         record: Record | None = None,
+        lineage: Lineage = ROOT,
     ) -> None:
         self._run = run
+        self._lineage = lineage  # where its calls stand in the trace
         self._prompt = Prompt() if prompt is None else prompt
         self._variables = dict(variables or {})
         self._record = record
         self._failure: BaseException | None = None
         self._closed: str | None = None  # why nothing can be appended any more
         self._ended = False
+        self._arguments: Mapping[str, Any] = {}
+        self._returned: Any = None
+        self._joins: Group | None = None  # of a copy: what the end of its `with` joins
+        self._hint: Hint | None = None  # of a fork: for its first call
 
     # ------------------------------------------------------------------ building
 
-    def __iadd__(self, value: Content) -> Self:
+    def __iadd__(self, value: ir.Content) -> Self:
         """Append text or an expression. Raises `TypeError` for anything else, `UsageError` where
         it cannot stand."""
         self._check_open()
@@ -66,53 +76,141 @@ class State:
         return self
 
     @overload
-    def system(self, content: Content) -> None: ...
+    def system(self, content: ir.Content) -> None: ...
     @overload
     def system(self) -> AbstractContextManager[None]: ...
-    def system(self, content: Content | None = None) -> AbstractContextManager[None] | None:
+    def system(self, content: ir.Content | None = None) -> AbstractContextManager[None] | None:
         """A system message: `s.system("…")`, or `with s.system(): s += "…"`."""
         return self._message("system", content)
 
     @overload
-    def user(self, content: Content) -> None: ...
+    def user(self, content: ir.Content) -> None: ...
     @overload
     def user(self) -> AbstractContextManager[None]: ...
-    def user(self, content: Content | None = None) -> AbstractContextManager[None] | None:
+    def user(self, content: ir.Content | None = None) -> AbstractContextManager[None] | None:
         """A user message, in the same two ways."""
         return self._message("user", content)
 
     @overload
-    def assistant(self, content: Content) -> None: ...
+    def assistant(self, content: ir.Content) -> None: ...
     @overload
     def assistant(self) -> AbstractContextManager[None]: ...
-    def assistant(self, content: Content | None = None) -> AbstractContextManager[None] | None:
+    def assistant(self, content: ir.Content | None = None) -> AbstractContextManager[None] | None:
         """An assistant message, in the same two ways; the place for `gen` and `select`."""
         return self._message("assistant", content)
 
-    def fork(self, size: int = 1) -> Group:
-        """`size` states that start from here and go on independently, at the same time."""
+    @contextmanager
+    def var_scope(self, name: str) -> Iterator[None]:
+        """All that the block appends becomes the variable `name`, too."""
         self._check_open()
+        start = len(self._prompt.events)
+        yield
+        events = self._prompt.events[start:]
+        scope = Variable(name)
+        scope.parts = tuple(event for event in events if isinstance(event, Variable))
+        self._bind(name, scope)
+        self._run.start(scope, partial(run_scope, events, scope))
+
+    def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> Group:
+        """`size` states that start from here and go on independently, at the same time.
+
+        SGLang's `position_ids_offset` belongs to an approximation: here, texts that are joined have
+        the positions at which they stand.
+        """
+        self._check_open()
+        if position_ids_offset is not None:
+            warnings.warn(
+                "position_ids_offset has no effect: texts that are joined stand where they stand",
+                UserWarning,
+                stacklevel=2,
+            )
         if size < 1:
             raise ValueError(f"fork size must be at least 1, not {size}")
-        return Group(self, [self.copy() for _ in range(size)])
+        return Group(self, self._branch(size))
 
     def copy(self) -> State:
-        """One more state that starts from here."""
+        """One more state that starts from here. As a context manager it is joined at the end of
+        the block, like a fork of size 1."""
         self._check_open()
-        return State(self._run, self._prompt, self._variables)
+        (branch,) = self._branch(1)
+        branch._joins = Group(self, [branch])
+        return branch
+
+    def __enter__(self) -> Self:
+        if self._joins is None:
+            raise UsageError("only a copy can be used in a with statement")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._joins is not None and kind is None:
+            self._joins.join()
+
+    def _branch(self, size: int) -> list[State]:
+        lineages = self._run.recorder.fork(self._lineage, size)
+        branches = [
+            State(self._run, self._prompt, self._variables, lineage=lineage) for lineage in lineages
+        ]
+        if size > 1:
+            group = "-".join(map(str, ("fork", *lineages[0])))
+            for branch in branches:
+                branch._hint = replace(self._run.hint, group=group, width=size)
+        return branches
 
     # ------------------------------------------------------------------ reading
 
-    def __getitem__(self, name: str) -> Any:
-        """The value of a variable: text, a list for `n` above 1 or a gathered one, or what was
-        assigned. Blocks until it is there; raises `GenerationError` if it never will be, and
-        `KeyError` when the program has no such variable."""
-        return self._variable(name).outcome().value
+    @overload
+    def __getitem__(self, key: str) -> Any: ...
+    @overload
+    def __getitem__(self, key: ir.Gen[T]) -> T: ...
+    @overload
+    def __getitem__(self, key: ir.Select) -> str: ...
+    def __getitem__(self, key: ir.Key) -> Any:
+        """The value of a variable: text, or the object that a `schema` asks for; a list for `n`
+        above 1 or a gathered one; or what was assigned. The key is its name, or the expression
+        that makes it, by which type checkers know the value's type.
+
+        Blocks until it is there; raises `GenerationError` if it never will be, and `KeyError` when
+        the program has no such variable.
+        """
+        return self._variable(ir.name_of(key)).outcome().value
 
     def __setitem__(self, name: str, value: object) -> None:
         """Bind a value of the program's own; this may replace a variable."""
-        self._check_open()
         self._bind(name, Variable.known(name, value))
+
+    def get_var(self, name: str) -> Any:
+        """`s[name]`."""
+        return self[name]
+
+    def set_var(self, name: str, value: object) -> None:
+        """`s[name] = value`."""
+        self[name] = value
+
+    def value(self, name: str, form: type[T]) -> T:
+        """`s[name]` as a `form`, which is checked. A text becomes one (an `int` or a `float` as
+        Python reads it, anything else as JSON), and so do dicts and lists. Raises `TypeError` for
+        a value that is none, and where it is read what the library of the type raises."""
+        return as_form(self[name], form, name)
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """What the program's function was called with."""
+        return self._arguments
+
+    @property
+    def returned(self) -> Any:
+        """What it returned."""
+        return self._returned
+
+    @property
+    def ret_value(self) -> Any:
+        """`returned`."""
+        return self.returned
 
     def __contains__(self, name: object) -> bool:
         """Whether the variable is defined; it may still be pending."""
@@ -141,10 +239,24 @@ class State:
             return
         yield from self._variable(name).text_iter()
 
-    async def text_async_iter(self, name: str) -> AsyncIterator[str]:
-        """The text of a variable, piece by piece, on an event loop."""
-        async for piece in self._variable(name).text_async_iter():
-            yield piece
+    @overload
+    def text_async_iter(self, name: str | None = None) -> AsyncIterator[str]: ...
+    @overload
+    def text_async_iter(
+        self, name: str, return_meta_data: Literal[True]
+    ) -> AsyncIterator[tuple[str, dict[str, Any]]]: ...
+    def text_async_iter(
+        self, name: str | None = None, return_meta_data: bool = False
+    ) -> AsyncIterator[str] | AsyncIterator[tuple[str, dict[str, Any]]]:
+        """`text_iter` on an event loop. With `return_meta_data`, the pieces of a variable come
+        with what is known then: behind the last one comes an empty one with all of
+        `get_meta_info`."""
+        if name is None:
+            return self._prompt.pieces_async()
+        variable = self._variable(name)
+        if return_meta_data:
+            return variable.text_async_iter_with_meta()
+        return variable.text_async_iter()
 
     def fields_iter(self, name: str) -> Iterator[FieldPair]:
         """`(path, value)` of each value in a JSON variable, as soon as it is complete: scalars and
@@ -162,17 +274,51 @@ class State:
             variable.settle()
 
     @property
+    def trace(self) -> Trace:
+        """What happened in the whole run, forks included; it grows while the run goes on."""
+        return self._run.recorder.trace
+
+    def show(self) -> None:
+        """Draw the run on stdout: its tree of forks, and when each call did what."""
+        from phloem.lang.recording.terminal import show
+
+        show(self.trace)
+
+    def explain(self) -> str:
+        """In sentences: what was computed, cached, forced, of no use, and what it waited for."""
+        from phloem.lang.recording.explain import explain
+
+        return explain(self.trace)
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace to a JSON file, for `phloem trace`. Raises `OSError`."""
+        from phloem.lang.recording.files import save
+
+        save(self.trace, path)
+
+    def save_html(self, path: str | os.PathLike[str]) -> None:
+        """Write what `show` draws as a page that needs nothing else. Raises `OSError`."""
+        from phloem.lang.recording.page import save_page
+
+        save_page(self.trace, path)
+
     def error(self) -> BaseException | None:
-        """What went wrong, None if nothing has so far.
+        """What went wrong, None if nothing did. Waits for the calls of this state.
 
         Once the program has ended this is the exception that ended it, else the first failed call
         whose error the program never met. A fork reports its own failed calls.
         """
         if self._ended:
             return self._failure
+        self.sync()
         return next((e for v in self._all_variables() if (e := v.error) is not None), None)
 
     # ------------------------------------------------------------------ inside
+
+    def _repr_html_(self) -> str:
+        from phloem.lang.recording.page import notebook_html
+
+        return notebook_html(self.trace)
 
     def __repr__(self) -> str:
         names = {n: "done" if v.done else "pending" for n, v in self._variables.items()}
@@ -188,30 +334,54 @@ class State:
             case ir.Role(role, content):
                 with self._open(role):
                     self._append(content)
+            case ir.RoleBegin(role):
+                self._advance(self._prompt.begin(role))
+            case ir.RoleEnd(role):
+                self._advance(self._prompt.end(role))
             case ir.Gen() | ir.Select():
                 self._call(node)
+            case ir.Placeholder():
+                raise UsageError(f"{node.kind} {node.name!r} of an outline is none of this program")
             case never:
                 assert_never(never)
 
-    def _call(self, node: ir.Gen | ir.Select) -> None:
+    def _call(self, node: ir.Gen[Any] | ir.Select) -> None:
         prompt = self._prompt
         prompt.check_call()
         variable = Variable(node.name)
         if node.name is not None:
-            self._check_new(node.name)
             self._bind(node.name, variable)
+        self._run.recorder.begin(describe(variable.span, node), self._lineage, prompt.events)
+        hint, self._hint = self._hint, None
         match node:
             case ir.Gen():
-                many = node.sampling.over(self._run.sampling).samples > 1
-                self._run.start(variable, partial(run_gen, self._run, prompt, node, variable))
+                variable.span.answers = node.sampling.over(self._run.sampling).samples
+                many = variable.span.answers > 1
+                thoughts = self._thoughts(node, variable)
+                work = partial(run_gen, self._run, prompt, node, variable, thoughts)
+                self._run.start(variable, work, hint)
             case ir.Select():
                 many = False
-                self._run.start(variable, partial(run_select, self._run, prompt, node, variable))
+                work = partial(run_select, self._run, prompt, node, variable)
+                self._run.start(variable, work, hint)
         if not many:  # several answers are for the program to choose from: none enters the text
             self._advance(prompt.with_variable(variable))
+        if self._run.one_by_one:
+            variable.settle()
+
+    def _thoughts(self, node: ir.Gen[Any], variable: Variable) -> Variable | None:
+        """What the model thinks before it answers, where the program wants that apart."""
+        if node.marks is None or node.name is None:
+            return None
+        name = f"{node.name}_reasoning_content"
+        thoughts = Variable(name)
+        thoughts.parts = (variable,)
+        self._bind(name, thoughts)
+        self._run.start(thoughts, partial(run_thoughts, variable))
+        return thoughts
 
     def _message(
-        self, role: ir.RoleName, content: Content | None
+        self, role: ir.RoleName, content: ir.Content | None
     ) -> AbstractContextManager[None] | None:
         self._check_open()
         if content is None:
@@ -239,8 +409,9 @@ class State:
             self._record.push(Binding(name, variable))
 
     def _gather(self, name: str, variables: Sequence[Variable]) -> None:
-        self._check_new(name)
         gathered = Variable(name)
+        gathered.gathered = True
+        gathered.parts = tuple(variables)
         self._bind(name, gathered)
         self._run.start(gathered, partial(run_gather, variables))
 
@@ -259,97 +430,32 @@ class State:
         yield from self._variables.values()
         yield from (event for event in self._prompt.events if isinstance(event, Variable))
 
-    def _check_new(self, name: str) -> None:
-        if name in self._variables:
-            raise UsageError(
-                f"variable {name!r} exists already: give each gen and select its own name, "
-                f'as in gen(f"{name}_{{i}}")'
-            )
-
     def _check_open(self) -> None:
         closed = self._closed or self._run.ended
         if closed is not None:
             raise UsageError(f"nothing can be added to this state: {closed}")
+
+    def _values(self) -> dict[str, Any]:
+        """The values that there are by now."""
+        found = ((name, variable.peek()) for name, variable in self._variables.items())
+        return {name: outcome.value for name, outcome in found if outcome is not None}
+
+    def _restore(
+        self,
+        arguments: Mapping[str, Any],
+        variables: Mapping[str, Variable],
+        returned: object,
+        failure: BaseException | None,
+    ) -> None:
+        """Be the end of a program that ran earlier."""
+        self._arguments = arguments
+        self._returned = returned
+        self._variables = dict(variables)
+        self._run.ended = "its program has ended, in an earlier run"
+        self._end(failure)
 
     def _end(self, failure: BaseException | None) -> None:
         self._ended = True
         self._failure = failure
         if self._record is not None:
             self._record.close()
-
-
-class Group:
-    """The states of one fork, in order."""
-
-    def __init__(self, parent: State, states: Sequence[State]) -> None:
-        self._parent = parent
-        self._states = tuple(states)
-        self._start = len(parent._prompt.events)
-        self._inherited = frozenset(parent._variables)
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    def __iter__(self) -> Iterator[State]:
-        return iter(self._states)
-
-    @overload
-    def __getitem__(self, key: int) -> State: ...
-    @overload
-    def __getitem__(self, key: str) -> list[Any]: ...
-    def __getitem__(self, key: int | str) -> State | list[Any]:
-        """`group[i]` is a state; `group["x"]` the list of the states' values of `x` (waits)."""
-        if isinstance(key, int):
-            return self._states[key]
-        return [state[key] for state in self._states]
-
-    def __setitem__(self, key: int, value: State) -> None:
-        """Only what `group[i] += …` does: put the same state back."""
-        if self._states[key] is not value:
-            raise TypeError("the states of a group cannot be replaced")
-
-    def __iadd__(self, value: Content | Sequence[Content] | Callable[[int], Content]) -> Self:
-        """Append to every state: the same, one of a list each, or what a function of its index
-        gives."""
-        contents: Sequence[Content]
-        if callable(value):
-            contents = [value(i) for i in range(len(self))]
-        elif isinstance(value, list | tuple):
-            contents = value
-        else:
-            contents = [value] * len(self)  # type: ignore[list-item]
-        if len(contents) != len(self):
-            raise UsageError(f"{len(contents)} things to append to {len(self)} forks")
-        for state, content in zip(self._states, contents, strict=True):
-            state += content
-        return self
-
-    def join(self, mode: JoinMode = "gather") -> None:
-        """Bring the forks' work back into the state they came from, and close them.
-
-        "gather": each variable that *every* fork has defined becomes, there, the list of their
-        values. "append": the text that each fork added is appended there, in order. Does not wait:
-        whoever reads, or generates from it, does. A failed fork fails what is built on it.
-        """
-        if mode not in ("gather", "append"):
-            raise ValueError(f"join mode must be 'gather' or 'append', not {mode!r}")
-        self._parent._check_open()
-        for state in self._states:
-            state._check_open()
-        if mode == "append":
-            prompt = self._parent._prompt
-            for state in self._states:
-                prompt = prompt.extended(state._prompt.events[self._start :])
-            self._parent._advance(prompt)
-        else:
-            for name in self._common_names():
-                self._parent._gather(name, [state._variables[name] for state in self._states])
-        for state in self._states:
-            state._closed = "it was joined"
-
-    def _common_names(self) -> list[str]:
-        return [
-            name
-            for name in self._states[0]._variables
-            if name not in self._inherited and all(name in state for state in self._states)
-        ]

@@ -64,16 +64,19 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of a call; `cached_tokens` of the prompt were not computed anew."""
+    """Token counts of a call; `cached_tokens` of the prompt were not computed anew, and
+    `forced_tokens` of the answer not sampled."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    forced_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
     """A piece of answer `index`. Its texts joined are the answer; the last one has `finish`.
+    `reasoning` is what was thought before it, where the backend tells the two apart.
 
     `usage`, if it comes, is of the whole call.
     """
@@ -84,6 +87,7 @@ class Delta:
     finish: Literal["stop", "length"] | None = None
     matched: str | int | None = None
     usage: Usage | None = None
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)

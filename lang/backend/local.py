@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypedDict, TypeVar, cast
 
 import msgspec
 
@@ -23,10 +23,12 @@ from phloem.lang.backend.base import (
 from phloem.lang.backend.retry import backoff
 from phloem.lang.choices import ChoiceScore, boundary
 from phloem.lang.errors import BackendError, BackendUnavailable, RequestRefused
+from phloem.lang.hints import hint_here
+from phloem.lang.recording.spans import note_prompt, note_times
 from phloem.lang.sampling import Sampling
 from phloem.srt.errors import PhloemError, QueueFull
 from phloem.srt.generation import ChatMessage, Chunk, EngineClient, GenerateRequest, Logprob
-from phloem.srt.messages import FinishReason, SamplingParams
+from phloem.srt.messages import CallPlan, FinishReason, SamplingParams
 
 T = TypeVar("T")
 
@@ -61,6 +63,8 @@ class LocalBackend:
                 sampling=_params(call.sampling, i),
                 constraint=call.constraint,
                 stop=call.sampling.stop or (),
+                stop_regex=call.sampling.stop_regex or (),
+                **_hint(),
             )
             for i in range(call.sampling.samples)
         ]
@@ -69,6 +73,7 @@ class LocalBackend:
             async for index, chunk in chunks:
                 last[index] = chunk
                 yield _delta(index, chunk)
+        note_times(min((chunk.queue_seconds for chunk in last.values()), default=0.0), None)
         yield Delta(usage=_usage(list(last.values())))
 
     async def score(self, prompt: Prompt, choices: Sequence[str]) -> list[ChoiceScore]:
@@ -79,12 +84,15 @@ class LocalBackend:
                 prompt=ids,
                 sampling=SamplingParams(temperature=0.0, max_tokens=0),
                 prompt_logprobs_from=start,
+                **_hint(),
             )
             for ids in full
         ]
         scored: dict[int, list[Logprob | None]] = {}
         async with aclosing(self._chunks(requests)) as chunks:
             async for index, chunk in chunks:
+                if chunk.finish is not None:
+                    note_prompt(chunk.prompt_tokens, chunk.cached_tokens)
                 if chunk.prompt_logprobs is not None:
                     scored[index] = chunk.prompt_logprobs
         return [_score(scored.get(i, []), len(ids) - start) for i, ids in enumerate(full)]
@@ -92,6 +100,15 @@ class LocalBackend:
     async def info(self) -> BackendInfo:
         card = self._client.card
         return BackendInfo(card.name, card.context_length)
+
+    async def flush_cache(self) -> None:
+        """Drop all KV that no running request holds."""
+        await self._on_loop(self._client.flush)
+
+    async def server_info(self) -> dict[str, Any]:
+        """The model, as its card says."""
+        info: dict[str, Any] = msgspec.to_builtins(self._client.card)
+        return info
 
     async def aclose(self) -> None:
         """The engine belongs to whoever started it: nothing to let go of."""
@@ -190,10 +207,25 @@ class LocalBackend:
             put((index, None))
 
 
+class _Hint(TypedDict, total=False):
+    program: str
+    plan: CallPlan
+
+
+def _hint() -> _Hint:
+    """The fields that say which program the call that runs here is of."""
+    hint = hint_here.get()
+    if hint is None:
+        return {}
+    if not hint.group:
+        return {"program": hint.program}
+    return {"program": hint.program, "plan": CallPlan(group=hint.group, width=hint.width)}
+
+
 def _params(sampling: Sampling, index: int) -> SamplingParams:
     """Options of the `index`-th answer: with a seed, each answer has its own."""
     given = msgspec.structs.asdict(sampling)
-    for name in ("n", "stop"):
+    for name in ("n", "stop", "stop_regex"):
         del given[name]
     if sampling.top_k == -1:
         given["top_k"] = 0
@@ -224,6 +256,7 @@ def _usage(last: Sequence[Chunk]) -> Usage:
         prompt_tokens=max((chunk.prompt_tokens for chunk in last), default=0),
         completion_tokens=sum(chunk.completion_tokens for chunk in last),
         cached_tokens=min((chunk.cached_tokens for chunk in last), default=0),
+        forced_tokens=sum(chunk.forced_tokens for chunk in last),
     )
 
 

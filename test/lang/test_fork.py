@@ -80,15 +80,14 @@ def test_group() -> None:
     run(body, phloem.MockBackend({"x": "x"}))
 
 
-def test_join_gathers_what_every_fork_has() -> None:
+def test_join_gathers_what_forks_have_defined() -> None:
     def body(s: State) -> None:
         s["old"] = 1
         group = s.fork(2)
         group += "q" + phloem.gen("both")
         group[0]["one"] = "only here"
         group.join()
-        assert "one" not in s
-        assert s["both"] == ["b0", "b1"]
+        assert (s["both"], s["one"], s["old"]) == (["b0", "b1"], ["only here"], 1)
         assert group[0]["one"] == "only here"  # still readable
         with pytest.raises(phloem.UsageError, match="joined"):
             group[0] += "more"
@@ -96,6 +95,22 @@ def test_join_gathers_what_every_fork_has() -> None:
             group.join()
 
     run(body, phloem.MockBackend({"both": ["b0", "b1"]}))
+
+
+def test_rounds_of_forks_gather_the_same_name() -> None:
+    def body(s: State) -> None:
+        s["own"] = "mine"
+        s += "q"
+        s["seen"] = []
+        for _ in range(2):
+            group = s.fork(2)
+            group += phloem.gen("x") + phloem.gen("own")
+            group.join()
+            s["seen"] = [*s["seen"], s["x"]]
+        assert s["own"] == "mine"
+
+    state = run(body, phloem.MockBackend({"x": ["a", "b", "c", "d"], "own": "theirs"}))
+    assert state["seen"] == [["a", "b"], ["c", "d"]]
 
 
 def test_join_appends_in_order() -> None:
@@ -132,11 +147,6 @@ def test_fork_and_join_refuse_nonsense() -> None:
             s.fork(0)
         with pytest.raises(ValueError, match="join mode"):
             s.fork(2).join("concat")  # type: ignore[arg-type]
-        group = s.fork(2)
-        group += "a" + phloem.gen("x")
-        s["x"] = "taken"
-        with pytest.raises(phloem.UsageError, match="'x' exists already"):
-            group.join()
 
     run(body, phloem.MockBackend({"x": "x"}))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,8 +13,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 import phloem
-from phloem.lang.backend.base import Call, TextPrompt
+from phloem.lang.backend.base import Call, ChatPrompt, Message, TextPrompt
 from phloem.lang.backend.http import HttpBackend
+from phloem.lang.background import background
+from phloem.lang.choices import ChoicesMethod
 from phloem.lang.sampling import Sampling
 
 pytestmark = pytest.mark.timeout(30)
@@ -26,7 +29,8 @@ async def ask(backend: HttpBackend, *, stream: bool = False) -> str:
     return "".join([delta.text async for delta in backend.generate(call)])
 
 
-async def test_nobody_there() -> None:
+async def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phloem.lang.backend.retry._FIRST_S", 0.001)
     async with TestServer(web.Application()) as server:
         url = str(server.make_url("/"))
     backend = HttpBackend(url)
@@ -163,3 +167,98 @@ async def test_one_loop_at_a_time() -> None:
         await backend.first_model()
         with pytest.raises(phloem.UsageError, match="another event loop"):
             await asyncio.to_thread(asyncio.run, backend.first_model())
+
+
+async def test_closing_from_anywhere() -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "m"}]})
+
+    async with server_of(handler) as backend:
+        await asyncio.to_thread(phloem.connect, backend.base_url)
+        await backend.first_model()
+        await asyncio.to_thread(backend.close)
+        backend.close()  # nothing is open: nothing to wait for
+        assert (await backend.first_model()).model == "m"  # opens anew
+        elsewhere = phloem.HttpBackend(backend.base_url, model="m")
+        await asyncio.wrap_future(
+            asyncio.run_coroutine_threadsafe(elsewhere.first_model(), background.loop)
+        )
+        await elsewhere.aclose()
+
+
+SCORES = {
+    "index": 1,
+    "choices": [
+        {"tokens": [t], "logprobs": [v], "value": v} for t, v in (("a", -2.0), ("b", -1.0))
+    ],
+    "usage": {"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}},
+}
+
+
+@pytest.mark.parametrize("method", ChoicesMethod)
+async def test_a_select_is_one_round_trip(method: ChoicesMethod) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        assert request.path == "/v1/score"
+        bodies.append(await request.json())
+        return web.json_response(SCORES)
+
+    async with server_of(handler) as backend:
+        chat = ChatPrompt((Message("user", "q"),), "So")
+        for prompt in (TextPrompt("p"), chat):
+            selected = await backend.select(prompt, ["a", "b"], method)
+            assert (selected.index, selected.values) == (1, (-2.0, -1.0))
+            assert selected.usage.cached_tokens == 4
+    spelt = method.value.removesuffix("_likelihood_normalized").removesuffix("_token_selection")
+    asked = {"model": "m", "choices": ["a", "b"]}
+    asked["normalization"] = "token" if spelt == "token_length_normalized" else spelt
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "So"}]
+    assert bodies == [
+        asked | {"prompt": "p"},
+        asked | {"messages": messages, "continue_final_message": True},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error"),
+    [
+        (200, {"index": 2, "choices": SCORES["choices"]}, phloem.BackendError),
+        (200, {"index": 0, "choices": []}, phloem.BackendError),
+        (404, {"error": {"message": "no m", "param": "model"}}, phloem.RequestRefused),
+        (
+            400,
+            {"error": {"message": "no", "param": "choices[0]", "code": "x"}},
+            phloem.RequestRefused,
+        ),
+        (400, {"error": {"message": "no", "param": "prompt", "code": "invalid_value"}}, ValueError),
+    ],
+)
+async def test_scores_that_do_not_come(status: int, body: Any, error: type[Exception]) -> None:
+    asked: list[str] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.json_response(body, status=status)
+
+    async with server_of(handler) as backend:
+        for _ in range(2):
+            with pytest.raises(error):
+                await backend.score(TextPrompt("p"), ["a", "b"])
+    assert asked == ["/v1/score"] * 2
+
+
+async def test_an_event_without_an_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phloem.lang.backend.http_transport._LONGEST_LINE", 1000)
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await response.write(b"data: " + b"x" * 500)
+        return response
+
+    async with server_of(handler) as backend:
+        with pytest.raises(phloem.BackendError, match="longer than 1000 bytes"):
+            await ask(backend, stream=True)

@@ -54,7 +54,7 @@ def test_wrong_type_and_unknown_name() -> None:
     with pytest.raises(TypeError, match="did you mean 'temperature'"):
         sampling_of({"temprature": 1})
     with pytest.raises(TypeError, match="unknown option 'max_new_tokens'"):
-        phloem.gen("x", max_new_tokens=3)  # type: ignore[call-arg]
+        phloem.gen("x", max_new_tokens=3)  # type: ignore[call-overload]
 
 
 class Point(pydantic.BaseModel):
@@ -122,11 +122,17 @@ def test_gen_makes_a_node() -> None:
         ({"regex": "a", "json_schema": {}}, ValueError, "exclude"),
         ({"regex": "a", "choices": ["a"]}, ValueError, "exclude"),
         ({"choices": []}, ValueError, "at least one"),
-        ({"choices": ["a", "a"]}, ValueError, "different"),
         ({"choices": ["a", ""]}, ValueError, "non-empty"),
         ({"choices": "ab"}, TypeError, "list of texts"),
         ({"choices": ["a", 1]}, TypeError, "texts"),
-        ({"choices": ["a"], "max_tokens": 3}, TypeError, "max_tokens would have no effect"),
+        ({"choices": ["a"], "max_tokens": 3}, UserWarning, "max_tokens has no effect"),
+        ({"choices": ["a"], "temperature": 0.5}, ValueError, "not drawn"),
+        ({"choices": ["a"], "n": 2}, TypeError, "n=2"),
+        ({"dtype": complex}, ValueError, "dtype"),
+        ({"dtype": int, "regex": "a"}, ValueError, "dtype and regex exclude"),
+        ({"schema": {}, "grammar": "root ::= x"}, ValueError, "exclude"),
+        ({"stop_regex": "("}, ValueError, "stop_regex"),
+        ({"logprob_start_len": 0}, ValueError, "logprob_start_len=0"),
         ({"choices": ["a"], "choices_method": "best"}, ValueError, "best"),
         ({"choices_method": "greedy_token_selection"}, TypeError, "needs choices"),
     ],
@@ -177,7 +183,7 @@ def test_expressions_join_and_never_become_text() -> None:
         ),
     ],
 )
-def test_typed_scalars_are_schemas(made: ir.Gen, schema: dict[str, object]) -> None:
+def test_typed_scalars_are_schemas(made: ir.Gen[str], schema: dict[str, object]) -> None:
     assert isinstance(made.constraint, JsonSchema)
     assert json.loads(made.constraint.schema) == schema
     assert made.constraint.whitespace is Whitespace.COMPACT

@@ -36,7 +36,7 @@ def test_plain_text_goes_on_from_all_text() -> None:
     ]
     assert backend.calls[0].sampling == Sampling(stop=(".",), max_tokens=DEFAULT_MAX_TOKENS)
     assert state.messages() == []
-    assert state.error is None
+    assert state.error() is None
 
 
 def test_roles_become_messages_and_an_open_answer_is_continued() -> None:
@@ -111,13 +111,18 @@ def test_variables() -> None:
         state += "late"
 
 
-def test_names_do_not_clash() -> None:
+def test_a_name_stands_for_what_was_bound_to_it_last() -> None:
     def body(s: State) -> None:
-        s += "a" + phloem.gen("x")
-        s += "b" + phloem.select("x", ["1"])
+        seen = []
+        for step in range(3):
+            s += f" {step}:" + phloem.gen("x")
+            seen.append(s["x"])
+        s["seen"] = seen
+        s += phloem.select("x", ["!"])
 
-    with pytest.raises(phloem.UsageError, match="'x' exists already"):
-        run(body, phloem.MockBackend({"x": "1"}))
+    state = run(body, phloem.MockBackend({"x": ["a", "b", "c"]}))
+    assert (state["seen"], state["x"]) == (["a", "b", "c"], "!")
+    assert state.text() == " 0:a 1:b 2:c!"
 
 
 def test_several_answers_are_a_list_to_choose_from() -> None:
@@ -159,7 +164,7 @@ def test_select_takes_the_likeliest_and_tells_why() -> None:
     def body(s: State) -> None:
         s += "Is it?"
         s += phloem.gen("answer", choices=[" YES", " NO"], return_logprob=True)
-        s += phloem.select("sure", [" a", " bcd"], method="greedy_token_selection")
+        s += phloem.select("sure", [" a", " bcd"], choices_method="greedy_token_selection")
 
     backend = phloem.MockBackend(scores={" YES": -3.0, " NO": [-0.1, -0.3], " a": -5, " bcd": -1})
     state = run(body, backend)
@@ -173,7 +178,9 @@ def test_select_takes_the_likeliest_and_tells_why() -> None:
 
 def test_unconditional_method_asks_twice() -> None:
     def body(s: State) -> None:
-        s += "Q" + phloem.select("a", ["x", "y"], method="unconditional_likelihood_normalized")
+        s += "Q" + phloem.select(
+            "a", ["x", "y"], choices_method="unconditional_likelihood_normalized"
+        )
 
     backend = phloem.MockBackend(scores={"x": -1, "y": -1})
     state = run(body, backend)
@@ -191,7 +198,10 @@ def test_meta() -> None:
     meta = run(body, phloem.MockBackend({"x": reply})).meta("x")
     assert (meta.usage.prompt_tokens, meta.usage.completion_tokens) == (2, 1)
     assert (meta.finish_reason, meta.logprobs) == ("length", (logprobs,))
-    assert meta.as_dict()["output_token_logprobs"] == [[(-0.5, "hi")]]
+    info = meta.as_dict()
+    assert info["output_token_logprobs"] == [(-0.5, None, "hi")]
+    assert info["output_top_logprobs"] == [[(-1.0, None, "ho")]]
+    assert info["finish_reason"] == {"type": "length", "length": 1}
 
 
 @pytest.mark.parametrize(
@@ -233,8 +243,8 @@ def test_programs_call_programs() -> None:
 
     state = both.run(backend=phloem.MockBackend({"a": "A", "b": "B"}))
     assert (state.returned, state.text()) == (["A", "B"], "1?A 2?B")
-    with pytest.raises(TypeError, match=r"use ask\.run"):
-        ask("not a state", "q", "n")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        ask("not a state", "q", "n")  # type: ignore[call-overload]
 
 
 def test_what_cannot_be_a_program() -> None:

@@ -4,17 +4,27 @@ expectation that no longer holds (`type: ignore` included) fails it. Its program
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import assert_type
+from typing import Any, Literal, assert_type
 
+import msgspec
 import pydantic
 
 import phloem
-from phloem.lang.state import Group
+from phloem.lang import ir
+from phloem.lang.group import Group
+from phloem.lang.outline import Outline
 from phloem.lang.stream import Stream
 
 
 class Trip(pydantic.BaseModel):
     city: str
+
+
+class Place(msgspec.Struct):
+    name: str
+
+
+PLACE = phloem.gen("place", schema=Place)
 
 
 @phloem.function
@@ -29,15 +39,49 @@ def plan(s: phloem.State, city: str, days: int = 1) -> list[str]:
     return ["a"]
 
 
+@phloem.function()
+def typed(s: phloem.State) -> str:
+    trip = assert_type(phloem.gen("trip", schema=Trip, max_tokens=30), ir.Gen[Trip])
+    days = assert_type(phloem.gen("days", schema=list[int]), ir.Gen[list[int]])
+    mark = assert_type(phloem.gen("mark", choices=["!", "?"]), ir.Select)
+    s += "Plan: " + trip + days + PLACE + mark
+    forks = s.fork(2)
+    forks += phloem.gen("more", schema=Literal["a", "b"])
+    assert_type(s[trip], Trip)
+    assert_type(s[days], list[int])
+    assert_type(s[mark], str)
+    assert_type(forks[PLACE], list[Place])
+    assert_type(s["trip"], Any)
+    return s[trip].city + s[PLACE].name + s[mark]
+
+
 def test_programs_keep_their_signature() -> None:
     backend = phloem.MockBackend({"where": "bed", "trip": '{"city": "Rome"}'})
     state = assert_type(plan.run(city="Rome", days=2, backend=backend), phloem.State)
     assert_type(state.text(), str)
     assert_type(state.messages(), list[dict[str, str]])
+    assert_type(state.error(), BaseException | None)
     assert_type(plan.run_batch([{"city": "Rome"}], backend=backend), list[phloem.State])
     assert_type(plan.iter_batch([("Rome",)], backend=backend), Iterator[phloem.State])
     stream = assert_type(plan.stream("Rome", backend=backend), Stream)
+    assert_type(plan.run("Rome", stream=True, backend=backend), phloem.State)
     assert_type("".join(stream.text_iter("where")), str)
+    assert_type(plan.trace(city="Rome"), Outline)
+    bound = plan.bind(city="Rome")
+    assert_type(bound.run(backend=backend), phloem.State)
+
+
+def test_values_have_the_type_that_was_asked_for() -> None:
+    answers = {"trip": '{"city":"Rome"}', "days": "[1]", "place": '{"name":"Inn"}', "more": '"a"'}
+    state = typed.run(backend=phloem.MockBackend(answers))
+    assert_type(state[PLACE], Place)
+    assert_type(state.value("trip", Trip), Trip)
+    assert_type(state.value("days", list[int]), list[int])
+    assert (state.returned, state[PLACE], state.value("trip", Trip)) == (
+        "RomeInn!",
+        Place("Inn"),
+        Trip(city="Rome"),
+    )
 
 
 @phloem.function
@@ -45,15 +89,23 @@ def outer(s: phloem.State) -> None:
     assert_type(plan(s, "Rome", days=2), list[str])
 
 
+def other_uses(s: phloem.State) -> None:
+    assert_type(typed(s), str)
+    assert_type(plan("Rome", days=2), phloem.State)
+
+
 def mistakes_are_seen(s: phloem.State) -> None:
-    plan(s)  # type: ignore[call-arg]
-    plan(s, city=3)  # type: ignore[arg-type]
-    phloem.gen("x", temprature=0)  # type: ignore[call-arg]
-    phloem.gen("x", max_tokens="3")  # type: ignore[arg-type]
-    phloem.select("x", "ab", method=3)  # type: ignore[arg-type]
+    plan(s)  # type: ignore[call-overload]
+    plan(s, city=3)  # type: ignore[call-overload]
+    phloem.gen("x", temprature=0)  # type: ignore[call-overload]
+    phloem.gen("x", max_tokens="3")  # type: ignore[call-overload]
+    phloem.gen_int("x", max_tokens="3")  # type: ignore[arg-type]
+    phloem.select("x", "ab", choices_method=3)  # type: ignore[arg-type]
     s += 3  # type: ignore[arg-type]
     s.fork("2")  # type: ignore[arg-type]
     s.fork(2).join("sideways")  # type: ignore[arg-type]
+    plan.run_batch([{"city": "Rome"}], concurency=3)  # type: ignore[call-overload]
+    print(s[PLACE].town)  # type: ignore[attr-defined]
 
 
 def test_outer() -> None:

@@ -1,0 +1,115 @@
+"""The options of calls by the names, and in the order, of SGLang's functions, beside our own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from phloem.lang.choices import ChoicesMethod
+from phloem.lang.sampling import SAMPLING_FIELDS, Sampling, SamplingOverrides, sampling_of
+
+
+class LogprobOptions(SamplingOverrides, total=False):
+    """SGLang's way to ask for logprobs, which ours (`logprobs=`) is short for."""
+
+    return_logprob: bool | None
+    logprob_start_len: int | None
+    top_logprobs_num: int | None
+    return_text_in_logprobs: bool | None
+
+
+class RunOptions(LogprobOptions, total=False):
+    """The options of a run: defaults of all its calls. `max_new_tokens` is `max_tokens`."""
+
+    max_new_tokens: int | None
+
+
+class GenOptions(LogprobOptions, total=False):
+    """The options of `gen` that have no effect on its type."""
+
+    dtype: type | None
+    choices_method: ChoicesMethod | str | None
+    regex: str | None
+    grammar: str | None
+
+
+_TO_THE_LOGPROBS = (
+    "stop",
+    "stop_token_ids",
+    "stop_regex",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "ignore_eos",
+    "return_logprob",
+    "logprob_start_len",
+    "top_logprobs_num",
+    "return_text_in_logprobs",
+)
+
+GEN_ORDER = (
+    "max_tokens",
+    "min_tokens",
+    "n",
+    *_TO_THE_LOGPROBS,
+    "dtype",
+    "choices",
+    "choices_method",
+    "regex",
+    "json_schema",
+)
+"""What positional arguments of `gen` mean, after `name`."""
+
+SCALAR_ORDER = ("max_tokens", "n", *_TO_THE_LOGPROBS)
+"""The same of `gen_int`, `gen_float`, `gen_bool` and `gen_string`."""
+
+RUN_FIELDS = SAMPLING_FIELDS | {"max_new_tokens", *LogprobOptions.__annotations__}
+
+
+def named(
+    function: str, order: Sequence[str], positional: Sequence[Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All options by name; those that are None say nothing and are left out. Raises `TypeError` as
+    a call with too many arguments, or one given twice, does."""
+    if len(positional) > len(order):
+        most = len(order) + 1
+        raise TypeError(
+            f"{function}() takes up to {most} positional arguments, not {len(positional) + 1}"
+        )
+    given = dict(zip(order, positional, strict=False))
+    for name in given.keys() & options.keys():
+        raise TypeError(f"{function}() got two values for {name!r}")
+    return {name: value for name, value in {**given, **options}.items() if value is not None}
+
+
+def run_sampling(options: Mapping[str, Any]) -> Sampling:
+    """`RunOptions` → `Sampling`. Raises what `sampling_from` raises."""
+    fields = dict(options)
+    most = fields.pop("max_new_tokens", None)
+    if most is not None:
+        if fields.get("max_tokens") is not None:
+            raise TypeError("max_new_tokens and max_tokens are the same option: give one of them")
+        fields["max_tokens"] = most
+    return sampling_from(fields)
+
+
+def sampling_from(options: Mapping[str, Any]) -> Sampling:
+    """Options of a call without its constraint → `Sampling`.
+
+    Raises what `sampling_of` raises, and `ValueError` for logprobs of the prompt.
+    """
+    fields = dict(options)
+    start = fields.pop("logprob_start_len", None)
+    if start is not None and start != -1:
+        raise ValueError(
+            f"logprob_start_len={start}: programs get logprobs of answers, not of prompts; "
+            "select scores texts"
+        )
+    fields.pop("return_text_in_logprobs", None)  # the text is always there
+    top = fields.pop("top_logprobs_num", None)
+    if fields.pop("return_logprob", None) or top:
+        fields.setdefault("logprobs", top or 0)
+    return sampling_of(fields)
