@@ -11,19 +11,30 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
+SERVING := $(VENV)/.serving
+BUILT_FROM := pyproject.toml constraints.txt $(wildcard srt/kernels/cpu/*.cpp srt/kernels/cpu/*.h)
+TORCH = { test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); } && \
+	$(PIP) install --constraint constraints.txt torch
 
 .DELETE_ON_ERROR:
 .PHONY: install serve test check check-native bench docs clean
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml constraints.txt $(wildcard srt/kernels/cpu/*.cpp srt/kernels/cpu/*.h)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --constraint constraints.txt torch
+$(INSTALLED): $(BUILT_FROM)
+	$(TORCH)
 	$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	$(PIP) install --no-deps --target $(VENV)/sglang/0.5.2 sglang==0.5.2
+	$(PIP) install --no-deps --target $(VENV)/sglang/0.5.10 sglang==0.5.10
 	touch $@
 
-serve: install
+# What serving needs, which is a third of what the tests do.
+$(SERVING): $(BUILT_FROM)
+	$(TORCH)
+	$(PIP) install --constraint constraints.txt --editable .
+	touch $@
+
+serve: $(if $(wildcard $(INSTALLED)),install,$(SERVING))
 	$(BIN)/phloem serve $(ARGS)
 
 test: check
@@ -39,7 +50,7 @@ check: install
 	CC=false CXX=false $(PIP) install --quiet --no-deps --no-build-isolation --target build/typed .
 	$(BIN)/mypy
 	PYTHONPATH=build/typed $(BIN)/lint-imports
-	MYPYPATH=benchmark $(BIN)/mypy --explicit-package-bases test benchmark
+	MYPYPATH=benchmark:benchmark/programs $(BIN)/mypy --explicit-package-bases test benchmark
 
 # A build of its own, loaded instead of the installed one. Checks that every load of a vector would
 # pay for are off, and tests that only compare bits of what others compute are left out.

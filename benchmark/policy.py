@@ -2,23 +2,28 @@
 
     python benchmark/policy.py [KIND ...] [--trace FILE] [--policies fair fcfs ...] [--eviction all]
                                [--online] [--load 0.9] [--kv-slots N] [--seed 0] [--json FILE]
+                               [--hints]
     python benchmark/policy.py --fit
 
 Kinds are those of traces.py, by default all; `--trace` takes a file in the format of
 phloem/srt/scheduler/trace.py, which `phloem replay --trace` writes. With `--online` the programs of
 a kind arrive as a Poisson process at `--load` of what its work takes with ideal sharing, otherwise
-(but for heavy-tail) all at once.
+(but for heavy-tail) all at once. With `--hints` each policy also runs with programs that announce
+their calls left, forks and siblings (docs/programs.md).
 
     hit %      prompt tokens taken from the tree
     of opt.    that, as a share of the offline optimum: depth first over the whole trace, with a
                pool that holds its longest path
     TTFT       seconds from arrival to the first token (or the end): mean, median, 99th percentile
     slowdown   starvation: the largest TTFT over what the request would take alone and uncached
+    program    seconds from the arrival of a program's first call to the end of its last one: mean,
+               and 99th percentile
     preempt.   requests that gave their row back
     µs/step    real time the scheduler took, by the step
 
 After several traces a summary follows: the share of the optimum, on average and at worst, and how
-mean and 99th percentile of TTFT compare with fcfs (geometric mean of the ratios, and the worst).
+mean and 99th percentile of TTFT, and the mean of programs, compare with fcfs (geometric mean of the
+ratios, and the worst).
 
 Steps take what the cost model in cost.json says; `--fit` measures the default model on this machine
 and writes that file.
@@ -29,6 +34,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import Any
@@ -53,6 +59,8 @@ COLUMNS: tuple[tuple[str, str, Callable[[Outcome], float]], ...] = (
     ("p99", "{:.2f}", lambda o: o.p99_ttft),
     ("max", "{:.2f}", lambda o: o.max_ttft),
     ("slowdown", "{:.0f}", lambda o: o.max_slowdown),
+    ("program", "{:.2f}", lambda o: o.mean_program),
+    ("p99", "{:.2f}", lambda o: o.p99_program),
     ("seconds", "{:.1f}", lambda o: o.seconds),
     ("steps", "{:,}", lambda o: o.steps),
     ("preempt.", "{:,}", lambda o: o.preemptions),
@@ -95,7 +103,8 @@ def compare(case: Case, options: argparse.Namespace, cost: Cost) -> list[dict[st
     heads = "".join(f"{head:>10}" for head, _, _ in COLUMNS)
     print(f"{'':<22}{heads}")
     results = []
-    for policy in options.policies:
+    hinted = (False, True) if options.hints else (False,)
+    for policy, hints in product(options.policies, hinted):
         for eviction in options.eviction:
             limits = {
                 "schedule_policy": policy,
@@ -104,11 +113,12 @@ def compare(case: Case, options: argparse.Namespace, cost: Cost) -> list[dict[st
                 "max_step_tokens": options.max_step_tokens,
                 "page_size": options.page_size,
             }
-            outcome = Simulation(trace, cost, case.kv_slots, limits).run()
-            name = policy if len(options.eviction) == 1 else f"{policy}, {eviction}"
+            outcome = Simulation(trace, cost, case.kv_slots, limits, hints=hints).run()
+            told = f"{policy} with hints" if hints else policy
+            name = told if len(options.eviction) == 1 else f"{told}, {eviction}"
             print(f"{name:<22}" + _cells(outcome), flush=True)
             results.append(
-                {"trace": case.name, "policy": policy, "eviction": eviction} | asdict(outcome)
+                {"trace": case.name, "policy": told, "eviction": eviction} | asdict(outcome)
             )
     return results
 
@@ -117,12 +127,12 @@ def summarise(results: list[dict[str, Any]]) -> None:
     """Print what the policies come to over all traces."""
     traces = list(dict.fromkeys(row["trace"] for row in results))
     rows = {(row["trace"], row["policy"], row["eviction"]): row for row in results}
-    heads = ("of opt.", "worst", "mean TTFT", "worst", "p99 TTFT", "worst")
+    heads = ("of opt.", "worst", "mean TTFT", "worst", "p99 TTFT", "worst", "program", "worst")
     print(f"\n{f'over {len(traces)} traces':<22}" + "".join(f"{head:>10}" for head in heads))
     for policy, eviction in dict.fromkeys((row["policy"], row["eviction"]) for row in results):
         shares = [100 * rows[trace, policy, eviction]["of_optimal"] for trace in traces]
         cells = [f"{fmean(shares):.1f}", f"{min(shares):.1f}"]
-        for figure in ("mean_ttft", "p99_ttft"):
+        for figure in ("mean_ttft", "p99_ttft", "mean_program"):
             ratios = [
                 rows[trace, policy, eviction][figure] / base[figure]
                 for trace in traces
@@ -145,6 +155,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--eviction", nargs="+", default=["lru"], choices=[*EVICTION, "all"])
     parser.add_argument("--online", action="store_true", help="programs arrive over time")
     parser.add_argument("--load", type=float, default=0.9, help="of what the work takes ideally")
+    parser.add_argument("--hints", action="store_true", help="run with hints of programs as well")
     parser.add_argument("--kv-slots", type=int, help="size of the pool; by default the kind's")
     parser.add_argument("--page-size", type=int, default=1)
     parser.add_argument("--max-running", type=int, default=32)

@@ -18,8 +18,9 @@ from typing import Any
 
 from step_cost import Cost
 
-from phloem.radix import RadixTree, SlotPool
+from phloem.radix import RadixTree, SlotPool, common_prefix
 from phloem.srt.messages import (
+    CallPlan,
     EndProgram,
     Failed,
     RowPlan,
@@ -150,19 +151,65 @@ class Outcome:
     max_ttft: float
     max_slowdown: float
     """Starvation: the largest ratio of a TTFT to what the request would take alone and uncached."""
+    mean_program: float
+    """Programs: from the arrival of the first call to the end of the last one."""
+    p99_program: float
     max_step: float
     preemptions: int
     failed: int
     scheduler_us: float
 
 
+class Plans:
+    """What the programs of a trace could announce: their calls left, forks, siblings."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._left = Counter(call.request.program for call in trace.calls)
+        self._forks: Counter[str] = Counter()
+        self._widths: Counter[tuple[str, str]] = Counter()
+        by_id = {call.request.id: call for call in trace.calls}
+        for call in trace.calls:
+            self._widths[call.request.program, _group(call.request)] += 1
+            for other in map(by_id.__getitem__, call.request.after):
+                before = len(other.prompt)
+                self._forks[other.request.id] += (
+                    common_prefix(call.prompt, other.prompt, before) == before
+                )
+
+    def of(self, request: TraceRequest) -> CallPlan | None:
+        """The plan of the next call to arrive."""
+        if not request.program:
+            return None
+        self._left[request.program] -= 1
+        group = _group(request)
+        width = self._widths[request.program, group]
+        return CallPlan(
+            remaining=self._left[request.program],
+            fork=self._forks[request.id],
+            group=group if width > 1 else "",
+            width=width if width > 1 else 0,
+        )
+
+
+def _group(request: TraceRequest) -> str:
+    return ",".join(request.after) or "first"
+
+
 class Simulation:
-    """One run of a trace through a scheduler of its own."""
+    """One run of a trace through a scheduler of its own; with `hints`, programs announce what they
+    do."""
 
     def __init__(
-        self, trace: Trace, cost: Cost, kv_slots: int, limits: dict[str, Any] | None = None
+        self,
+        trace: Trace,
+        cost: Cost,
+        kv_slots: int,
+        limits: dict[str, Any] | None = None,
+        *,
+        hints: bool = False,
     ) -> None:
         self.trace = trace
+        self.plans = Plans(trace) if hints else None
         self.cost = cost
         self.clock = ManualClock()
         longest = max(len(call.prompt) + len(call.output) for call in trace.calls)
@@ -173,6 +220,8 @@ class Simulation:
         self.arrived: dict[str, float] = {}
         self.ttft: dict[str, float] = {}
         self.failed: list[Failed] = []
+        self.began: dict[str, float] = {}
+        self.over: dict[str, float] = {}
         self.max_step = 0.0
         self.own_seconds = 0.0
         self._missing: dict[int, int] = {}
@@ -208,6 +257,7 @@ class Simulation:
             call = self.trace.calls[index]
             request = call.request
             self.arrived[request.id] = at
+            self.began.setdefault(request.program or request.id, at)
             message = Submit(
                 request.id,
                 call.prompt.tobytes(),
@@ -216,6 +266,7 @@ class Simulation:
                 priority=request.priority,
                 tenant=request.tenant,
                 program=request.program,
+                plan=None if self.plans is None else self.plans.of(request),
             )
             began = perf_counter()
             self.scheduler.receive(message)
@@ -249,6 +300,7 @@ class Simulation:
 
     def _ended(self, rid: str) -> None:
         program = self._by_id[rid].request.program
+        self.over[program or rid] = self.clock.now
         self._calls_left[program] -= 1
         if program and not self._calls_left[program]:
             self._programs_over.append(program)
@@ -269,6 +321,7 @@ class Simulation:
     def _outcome(self) -> Outcome:
         snapshot = self.scheduler.snapshot()
         ttft = sorted(self.ttft.values()) or [0.0]
+        programs = sorted(end - self.began[name] for name, end in self.over.items()) or [0.0]
         prompt = max(1, snapshot.prompt_tokens_total)
         optimal = self.trace.optimal_hits / max(1, self.trace.prompt_tokens)
         hit_rate = snapshot.cached_tokens_total / prompt
@@ -284,6 +337,8 @@ class Simulation:
             p99_ttft=_percentile(ttft, 99),
             max_ttft=ttft[-1],
             max_slowdown=max((t / self._alone(rid) for rid, t in self.ttft.items()), default=0.0),
+            mean_program=fmean(programs),
+            p99_program=_percentile(programs, 99),
             max_step=self.max_step,
             preemptions=snapshot.preemptions_total,
             failed=len(self.failed),
@@ -297,6 +352,7 @@ def _limits(chosen: dict[str, Any], requests: int) -> SchedulerLimits:
         "max_waiting": requests + 1,
         "max_step_tokens": 512,
         "request_timeout_s": float("inf"),
+        "pin_share": 0.25,
     }
     return SchedulerLimits(**(values | chosen))
 

@@ -37,6 +37,8 @@ class Server:
         self.log = folder / f"server-{self.port}.log"
         command = [sys.executable, "-m", "phloem.srt.cli", "serve", str(model)]
         command += ["--port", str(self.port), "--served-model-name", "tiny", *flags]
+        if "--data-dir" not in flags:
+            command += ["--data-dir", str(folder / "data")]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT

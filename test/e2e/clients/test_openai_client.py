@@ -10,7 +10,11 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.model,
+    pytest.mark.client("openai", "chat: whole, streamed, parsed, tools; completions; models"),
+]
 
 NESTED: dict[str, Any] = {
     "type": "object",
