@@ -36,6 +36,7 @@ from phloem.constrained.service import GrammarService
 from phloem.constrained.vocab import Vocabulary
 from phloem.srt.errors import InvalidConstraint
 from phloem.srt.grammar.compiling import Compiling, trial
+from phloem.srt.grammar.garbage import Garbage
 from phloem.srt.grammar.options import GrammarOptions
 from phloem.srt.grammar.sandbox import WALL_FACTOR, Sandbox, limit_resource
 from phloem.srt.grammar.watchdog import Watchdog
@@ -113,6 +114,7 @@ class GrammarProcess:
         self._worker: Channel[StepMasks, StepMasks] = Channel(
             self._context, f"ipc://{run_dir}/masks.sock", StepMasks, kind=zmq.PUSH
         )
+        self._garbage = Garbage()
         self.startup: dict[str, float] = {}
 
     def run(self) -> int:
@@ -122,8 +124,10 @@ class GrammarProcess:
         poller.register(self._wake_read, zmq.POLLIN)
         self._scheduler.send(GrammarReady(self.startup))
         while True:
-            left = self._compiler.next_deadline()
-            poller.poll(None if left is None else int(left * 1000) + 1)
+            waits = [self._compiler.next_deadline(), self._garbage.waits]
+            left = min((one for one in waits if one is not None), default=None)
+            if not poller.poll(None if left is None else int(left * 1000) + 1):
+                self._garbage.collect()
             while (message := self._scheduler.recv(0)) is not None:
                 if isinstance(message, StopGrammar):
                     return 0
@@ -190,6 +194,7 @@ class GrammarProcess:
                 return
 
     def _report(self, done: Compiled) -> None:
+        self._garbage.made()
         error = None
         if done.error is not None:
             refusal = InvalidConstraint(
@@ -253,6 +258,7 @@ def main(options: GrammarOptions, startup: dict[str, float]) -> None:
     limit_memory(options.memory_bytes)
     # Not needed before the first jump, so nobody waits for it.
     threading.Thread(target=_load_tokenizer, args=(checkpoint, tokenizer), daemon=True).start()
+    Garbage.begin()
     code = process.run()
     process.close()
     hurried.close()

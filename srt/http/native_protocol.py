@@ -42,7 +42,7 @@ class NativeSampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop_token_ids: list[Count] | None = None
     temperature: Annotated[float, Meta(ge=0)] | None = None
     top_p: PositiveShare | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
     min_p: Share | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None

@@ -27,8 +27,8 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=2)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 PositiveShare = Annotated[float, Meta(gt=0, le=1)]
-Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
 Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
@@ -147,7 +147,7 @@ class GenerationFields(ConstraintFields, kw_only=True):
     store: bool | None = None
     prediction: Raw = ABSENT
 
-    top_k: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
     min_p: Share | None = None
     repetition_penalty: RepetitionPenalty | None = None
     min_tokens: Count | None = None
@@ -163,7 +163,7 @@ class GenerationFields(ConstraintFields, kw_only=True):
     logprobs_mode: LogprobsMode | None = None
     logprob_token_ids: list[int] | None = None
     prompt_logprobs: TopLogprobs | None = None
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None

@@ -288,9 +288,12 @@ class RecordingScheduler(Scheduler):
         """Say which block keys of the labels stand for those that the tier knows."""
         if self._block_tokens is None:
             return
-        theirs = block_keys(request.tokens, request.namespace, self._block_tokens)
+        labels = _chain(request).labels
+        # A stop token that ended the request stands for itself, and not for what it is in a prompt.
+        end = len(labels) - (labels[-1] < self._labels.first_label)
+        theirs = block_keys(request.tokens[:end], request.namespace, self._block_tokens)
         namespace = self._labels.name(request.namespace)
-        ours = block_keys(_chain(request).labels, namespace, self._block_tokens)
+        ours = block_keys(labels[:end], namespace, self._block_tokens)
         new: dict[bytes, bytes] = {}
         for key, ours_key in zip(theirs, ours, strict=True):
             if key not in self._aliased:

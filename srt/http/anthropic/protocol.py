@@ -176,7 +176,7 @@ class MessagesRequest(CountRequest, kw_only=True):
     stream: bool | None = None
     stop_sequences: list[str] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
     top_p: PositiveShare | None = None
     metadata: dict[str, object] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None

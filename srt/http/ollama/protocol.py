@@ -33,15 +33,15 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     seed: Int64 | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
     top_p: PositiveShare | None = None
     min_p: Share | None = None
     repeat_penalty: RepetitionPenalty | None = None
-    repeat_last_n: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
+    repeat_last_n: Annotated[int, Meta(ge=-1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     stop: str | list[str] | None = None
-    num_predict: Annotated[int, Meta(ge=-2, le=2**63 - 1)] | None = None
+    num_predict: Annotated[int, Meta(ge=-2)] | None = None
     num_ctx: Positive | None = None
 
     typical_p: float | None = None

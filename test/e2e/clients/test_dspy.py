@@ -13,8 +13,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.filterwarnings("de
 
 @pytest.fixture
 def lm(base: str) -> Any:
-    from dspy import lm15
-
+    lm15: Any = pytest.importorskip("dspy.lm15")
     access = lm15.AccessPolicy(provider="phloem", base_url=base, auth_modes=("api_key",))
     lm15.register_provider(
         lm15.ProviderDefinition.chat(access, compat=lm15.OpenAIChatCompat(json_schema="send")),
