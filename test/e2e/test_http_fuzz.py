@@ -1,7 +1,7 @@
 """Requests made at random from /openapi.json: none is answered with a fault of the server's, and
 the server lives and does not grow.
 
-`PHLOEM_HTTP_FUZZ` is how many requests an operation gets (default 8; 150 are more than 10,000 in
+`HTTP_FUZZ_EXAMPLES` is how many requests an operation gets (default 8; 150 are more than 10,000 in
 all).
 """
 
@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings  # noqa: E402  behind the pa
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(3600)]
 
-EXAMPLES = int(os.environ.get("PHLOEM_HTTP_FUZZ", "8"))
+EXAMPLES = int(os.environ.get("HTTP_FUZZ_EXAMPLES", "8"))
 
 ENDLESS = {"/cache/events"}
 """Routes whose answer has no end."""

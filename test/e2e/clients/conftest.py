@@ -53,9 +53,11 @@ def leaks_forgiven() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def leaks_of_loops_forgiven() -> Iterator[None]:
-    """The same, when event loops are gone too."""
+    """The same, when event loops are gone too. What there is before is not looked at each time."""
+    gc.freeze()
     yield
     _collect()
+    gc.unfreeze()
 
 
 def _collect() -> None:
