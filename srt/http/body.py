@@ -31,6 +31,8 @@ _CONSTRAINT_LIKE = re.compile(r"guided|grammar|regex|schema|constraint|structur|
 _CONSTRAINT = re.compile(
     r"guided_\w+|json_schema|response_format|regex|ebnf|grammar|structured_outputs|structural_tag"
 )
+_FORM = "application/x-www-form-urlencoded"
+_BROWSER = ("Origin", "Referer", "Sec-Fetch-Site")  # one of these comes with a page's request
 _FREE = frozenset({"metadata"})  # the client's own words
 
 
@@ -167,9 +169,12 @@ def strict_loads(data: bytes) -> object:
 
 
 def _check_content_type(request: web.Request) -> None:
-    """Browsers send other types across origins without asking, so only JSON is read."""
+    """Browsers send other types across origins without asking, and say where from, so of them only
+    JSON is read. `curl -d` declares a form whatever it sends."""
     declared = request.headers.get(hdrs.CONTENT_TYPE)
     kind = request.content_type
+    if kind == _FORM and not any(name in request.headers for name in _BROWSER):
+        return
     if declared and kind != "application/json" and not kind.endswith("+json"):
         raise web.HTTPUnsupportedMediaType(reason=f"Content-Type must be JSON, not {kind}")
 

@@ -244,11 +244,24 @@ async def test_bodies_beyond_the_limit(serve: Any) -> None:
 
 async def test_only_json_is_read(api: Any) -> None:
     raw = b'{"messages": [{"role": "user", "content": "a"}]}'
-    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+    for kind in ("text/plain", "multipart/form-data"):
         reply = await api.call("POST", CHAT, raw=raw, headers={"Content-Type": kind})
         check(reply, 415)
     for kind in ("application/json; charset=utf-8", "application/vnd.api+json"):
         reply = await api.call("POST", CHAT, raw=raw, headers={"Content-Type": kind})
+        assert reply.status == 200
+
+
+@pytest.mark.parametrize("page", [{}, {"Origin": "http://x"}, {"Sec-Fetch-Site": "cross-site"}])
+async def test_what_curl_calls_a_form_is_read_unless_a_page_sends_it(
+    api: Any, page: dict[str, str]
+) -> None:
+    raw = b'{"messages": [{"role": "user", "content": "a"}]}'
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    reply = await api.call("POST", CHAT, raw=raw, headers={**form, **page})
+    if page:
+        check(reply, 415)
+    else:
         assert reply.status == 200
 
 
