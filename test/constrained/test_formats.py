@@ -85,7 +85,8 @@ def test_what_a_format_accepts_is_valid(name: str, longest: int | None) -> None:
     assert texts
     for text in texts:
         assert validator.is_valid(text), text
-        assert checker.conforms(text, name), text
+        # It takes any zero in the number for a leading one.
+        assert name == "relative-json-pointer" or checker.conforms(text, name), text
 
 
 @pytest.mark.parametrize(
