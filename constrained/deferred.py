@@ -24,6 +24,7 @@ from phloem.constrained.bitmask import pack_mask
 from phloem.constrained.closing import Closing, ClosingGrammar, ClosingVocabulary
 from phloem.constrained.closing_rules import NEVER
 from phloem.constrained.grammar_text import Deferral
+from phloem.constrained.overlap import Overlap
 
 MAX_GAP = 2
 """Line feeds between the marker and what is constrained."""
@@ -111,7 +112,7 @@ class _Tables:
     def __init__(self, vocabulary: ClosingVocabulary, end: bytes) -> None:
         self._vocabulary = vocabulary
         self.end = end
-        self._borders = _borders(end)
+        self._overlap = Overlap(end)
         texts = vocabulary.tokens
         self.text = pack_mask((i for i, t in enumerate(texts) if t), vocabulary.size)
         self.stop_mask = vocabulary.stops
@@ -141,10 +142,7 @@ class _Tables:
         """How many bytes of the marker the text ends with (all: it is complete), and how many bytes
         of `data` stand behind it."""
         for i, byte in enumerate(data):
-            while state and self.end[state] != byte:
-                state = self._borders[state - 1]
-            if self.end[state] == byte:
-                state += 1
+            state = self._overlap.after(state, byte)
             if state == len(self.end):
                 return state, len(data) - i - 1
         return state, 0
@@ -153,17 +151,6 @@ class _Tables:
 @functools.lru_cache(maxsize=8)
 def _tables(vocabulary: ClosingVocabulary, end: bytes) -> _Tables:
     return _Tables(vocabulary, end)
-
-
-def _borders(text: bytes) -> list[int]:
-    """For each prefix, the length of its longest proper prefix that is also its suffix."""
-    borders = [0]
-    for byte in text[1:]:
-        length = borders[-1]
-        while length and text[length] != byte:
-            length = borders[length - 1]
-        borders.append(length + (text[length] == byte))
-    return borders
 
 
 class _Spelling:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Sequence
 
+from phloem.constrained.overlap import Overlap
 from phloem.srt.tokenizer.stop_patterns import PatternAutomaton
 from phloem.srt.tokenizer.tokenizer import Tokenizer
 
@@ -75,10 +76,9 @@ class StopStrings:
         end = len(self._held)
         for character in text:
             end += 1
-            found = [(a.advance(character), a.stop) for a in self._automata]
-            length, matched = max(found, key=lambda one: one[0])
-            if length:
-                self.matched = matched
+            complete = [(n, a.stop) for a in self._automata if (n := a.advance(character))]
+            if complete:
+                length, self.matched = max(complete, key=lambda one: one[0])
                 self._held = ""
                 return buffer[: end if self._include else end - length]
         safe = len(buffer) - max(automaton.length for automaton in self._automata)
@@ -92,30 +92,14 @@ class StopStrings:
 
 
 class _Automaton:
-    """Knuth-Morris-Pratt: `length` is how much of `stop` the text so far ends with."""
+    """Looks for one string. `length` is how much of `stop` the text so far ends with."""
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
         self.length = 0
-        self._borders = _borders(stop)
+        self._overlap = Overlap(stop)
 
     def advance(self, character: str) -> int:
         """Take one more character; the length of `stop` when it is complete, else 0."""
-        length = self.length
-        while length and self.stop[length] != character:
-            length = self._borders[length - 1]
-        if self.stop[length] == character:
-            length += 1
-        self.length = length
+        self.length = length = self._overlap.after(self.length, character)
         return length if length == len(self.stop) else 0
-
-
-def _borders(text: str) -> list[int]:
-    """For each prefix, the length of its longest proper prefix that is also its suffix."""
-    borders = [0]
-    for character in text[1:]:
-        length = borders[-1]
-        while length and text[length] != character:
-            length = borders[length - 1]
-        borders.append(length + (text[length] == character))
-    return borders
