@@ -24,9 +24,8 @@ def lower_json_lines(schema: str, low: int, high: int | None) -> LoweredGrammar:
         raise LimitExceeded(f"at most {MAX_LINES} counted lines are allowed")
     document = lower_schema(schema, Whitespace.COMPACT)
     more = repeat('("\\n" ' + _LINE + ")", low - 1, None if high is None else high - 1)
-    rules = document.text.replace("root ::=", f"{_LINE} ::=", 1)
-    counted = document.counted + (max(low, high or 0) if high != low or low > 1 else 0)
-    return LoweredGrammar(f"root ::= {sequence(_LINE, more)}\n{rules}", counted)
+    counted = max(low, high or 0) if high != low or low > 1 else 0
+    return _several(sequence(_LINE, more), document, counted)
 
 
 def lower_json_documents(documents: JsonDocuments) -> LoweredGrammar:
@@ -43,5 +42,10 @@ def lower_json_documents(documents: JsonDocuments) -> LoweredGrammar:
     document = lower_schema(documents.schema, Whitespace.BOUNDED)
     more = repeat(f"({quote(documents.separator)} {_LINE})", 0, most - 1)
     root = sequence(quote(documents.begin), _LINE, more, quote(documents.end))
+    return _several(root, document, most - 1)
+
+
+def _several(root: str, document: LoweredGrammar, counted: int) -> LoweredGrammar:
+    """The grammar of `root`, in which `_LINE` is the document, with `counted` on top."""
     rules = document.text.replace("root ::=", f"{_LINE} ::=", 1)
-    return LoweredGrammar(f"root ::= {root}\n{rules}", document.counted + most - 1)
+    return LoweredGrammar(f"root ::= {root}\n{rules}", document.counted + counted)

@@ -110,18 +110,16 @@ def _check_documents(documents: JsonDocuments, text: str, parse: Callable[[str],
 
 
 def _check_deferred(constraint: Deferred, text: str, parse: Callable[[str], Any]) -> None:
-    if constraint.begin:
-        if not text.startswith(constraint.begin):
-            if constraint.constraint is not None:
-                validate(constraint.constraint, text, parse)
-            return
-        text = text.removeprefix(constraint.begin)
-    _, marker, rest = (constraint.seen + text).partition(constraint.end)
-    if constraint.constraint is None:
+    inner = constraint.constraint
+    if inner is None:
         return
-    if not marker:
-        raise Violation("the free text does not end")
-    validate(constraint.constraint, rest.lstrip("\n"), parse)
+    if not text.startswith(constraint.begin):
+        validate(inner, text, parse)
+        return
+    text = constraint.seen + text.removeprefix(constraint.begin)
+    _, marker, rest = text.partition(constraint.end)
+    _want(bool(marker), "the free text does not end")
+    validate(inner, rest.lstrip("\n"), parse)
 
 
 class SchemaValidator:
