@@ -140,6 +140,16 @@ def unsupported(name: str, why: str = "it is not supported") -> InvalidRequest:
     )
 
 
+def invalid(message: str, param: str) -> InvalidRequest:
+    """The refusal of a field for its value."""
+    return InvalidRequest(message, param=param, code="invalid_value")
+
+
+def invalid_at(message: str, param: str) -> InvalidRequest:
+    """`invalid`, of a message that needs the field in front to be understood."""
+    return invalid(f"{param}: {message}", param)
+
+
 def validation_error(error: msgspec.ValidationError, prefix: str = "") -> InvalidRequest:
     """msgspec's complaint as a 400, with the JSON path (below `prefix`) as `param`."""
     match = _PATH.match(str(error))

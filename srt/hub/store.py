@@ -25,6 +25,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from phloem.srt.disk import sync
 from phloem.srt.errors import InvalidRequest, NotFound
 from phloem.srt.hub.progress import SILENT, Progress
 
@@ -158,12 +159,12 @@ class Store:
         The caller has checked sizes and hashes.
         """
         for file in manifest.files:
-            _sync(staged / file.name)
+            sync(staged / file.name)
         with self._locked("store"):
             self._blobs.mkdir(parents=True, exist_ok=True)
             for file in manifest.files:
                 (staged / file.name).replace(self._blob(file))
-            _sync(self._blobs)
+            sync(self._blobs)
             self._register(manifest)
         shutil.rmtree(staged, ignore_errors=True)
 
@@ -263,13 +264,4 @@ def _write(path: Path, data: bytes) -> None:
         os.fchmod(file.fileno(), 0o644)
         os.fsync(file.fileno())
     Path(temporary).replace(path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    """Have a file or folder on the disk before anything that relies on it."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(path.parent)

@@ -17,6 +17,7 @@ from typing import Final
 
 import msgspec
 
+from phloem.srt.disk import sync, write_all
 from phloem.srt.http.batches.lines import MAX_REQUESTS
 
 _RECORD_SEPARATOR: Final = "-"
@@ -67,7 +68,7 @@ class Journal:
             os.truncate(path, end)
             self._sizes[which] = end
             os.fsync(file)
-        sync_folder(self._paths[0].parent)
+        sync(self._paths[0].parent)
 
     def done(self, index: int) -> bool:
         """Whether request `index` has its line, or will have it when `settle` returns."""
@@ -109,9 +110,7 @@ class Journal:
                 continue
             file = self._files[which]
             try:
-                view = memoryview(data)
-                while view:
-                    view = view[file.write(view) :]
+                write_all(file.fileno(), data)
             except OSError:
                 file.truncate(self._sizes[which])  # no line is left that goes on in another
                 raise
@@ -137,12 +136,3 @@ def _records(path: Path) -> Iterator[tuple[int, int]]:
             if not line.endswith(b"\n") or not 0 <= index < MAX_REQUESTS:
                 return
             yield index, len(line)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make new names in a folder outlive a power cut."""
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

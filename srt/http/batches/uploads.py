@@ -12,9 +12,10 @@ import msgspec
 from aiohttp import BodyPartReader, MultipartReader, hdrs, web
 from aiohttp.http_exceptions import BadHttpMessage
 
+from phloem.srt.disk import write_all
 from phloem.srt.errors import InvalidRequest, PayloadTooLarge
 from phloem.srt.http.batches.protocol import UploadForm
-from phloem.srt.http.body import validation_error
+from phloem.srt.http.body import invalid, validation_error
 
 CHUNK: Final = 1 << 16
 WRITE: Final = 1 << 20
@@ -79,21 +80,21 @@ class _Form:
         if (form.expires_after_anchor is msgspec.UNSET) != (
             form.expires_after_seconds is msgspec.UNSET
         ):
-            raise _invalid("expires_after has an anchor and seconds.", "expires_after")
+            raise invalid("expires_after has an anchor and seconds.", "expires_after")
         return Upload(form=form, filename=self._filename, size=self._size)
 
     async def _take(self, part: BodyPartReader) -> None:
         name = part.name or ""
         if name in self._fields:
-            raise _invalid(f"{name} comes twice.", name)
+            raise invalid(f"{name} comes twice.", name)
         if name not in _FIELDS:
-            raise _invalid(f"{name!r} is not a field of an upload.", name or "file")
+            raise invalid(f"{name!r} is not a field of an upload.", name or "file")
         if part.headers.get(hdrs.CONTENT_TRANSFER_ENCODING, "").lower() not in _PLAIN:
-            raise _invalid("A transfer encoding is not supported.", name)
+            raise invalid("A transfer encoding is not supported.", name)
         if name == "file":
             self._filename = (part.filename or "")[:MAX_FIELD]
             if not self._filename:
-                raise _invalid("The file has no name.", "file")
+                raise invalid("The file has no name.", "file")
             await self._write(part)
             self._fields[name] = b""
         else:
@@ -108,19 +109,13 @@ class _Form:
                     raise _too_large(self._limit)
                 buffer += chunk
                 if len(buffer) >= WRITE:
-                    await asyncio.to_thread(_write_all, file.fileno(), bytes(buffer))
+                    await asyncio.to_thread(write_all, file.fileno(), bytes(buffer))
                     buffer.clear()
-            await asyncio.to_thread(_write_all, file.fileno(), bytes(buffer))
+            await asyncio.to_thread(write_all, file.fileno(), bytes(buffer))
             await asyncio.to_thread(os.fsync, file.fileno())
 
 
 _FIELDS: Final = frozenset(f.encode_name for f in msgspec.structs.fields(UploadForm))
-
-
-def _write_all(file: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file, view) :]
 
 
 async def _text(part: BodyPartReader, name: str) -> str:
@@ -128,16 +123,12 @@ async def _text(part: BodyPartReader, name: str) -> str:
     while chunk := await part.read_chunk(MAX_FIELD):
         data += chunk
         if len(data) > MAX_FIELD:
-            raise _invalid(f"{name} is too long.", name)
+            raise invalid(f"{name} is too long.", name)
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise _invalid(f"{name} is not UTF-8.", name) from None
+        raise invalid(f"{name} is not UTF-8.", name) from None
 
 
 def _too_large(limit: int) -> PayloadTooLarge:
     return PayloadTooLarge(f"A file has at most {limit:,} bytes.", param="file")
-
-
-def _invalid(message: str, param: str) -> InvalidRequest:
-    return InvalidRequest(message, param=param, code="invalid_value")
