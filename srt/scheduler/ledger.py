@@ -68,12 +68,10 @@ class Ledger:
         return self.tree.sole(request.lease) if request.lease is not None else 0
 
     def pinned(self) -> int:
-        if not len(self.pins):
-            return self.held()
         return self.tree.sole_of([*self.pins.leases(), *self.holds.leases()])
 
     def held(self) -> int:
-        return self.tree.sole_of(self.holds.leases()) if len(self.holds) else 0
+        return self.tree.sole_of(self.holds.leases())
 
     def restorable(self, request: Request, cached: int) -> int | None:
         return self.tier.restorable(request, cached) if self.sharing else 0

@@ -197,6 +197,14 @@ class _Class(NamedTuple):
         work = tokens - cached + OVERHEAD_TOKENS
         return _Class(SHARES * cached // tokens, work.bit_length(), _rise(standing))
 
+    @property
+    def rank(self) -> _Rank:
+        return self.share + self.rise, self.bits
+
+
+_Rank = tuple[int, int]
+"""Where a class begins, share and rise together, and its work: classes of one rank rise alike."""
+
 
 def _rise(standing: Standing) -> int:
     """Steps that its program lifts a request by."""
@@ -212,12 +220,12 @@ Entry = tuple[float, int, int]
 
 class FairOrder(Order):
     """By cached share, program, and the time waited for the work, see above. The requests of a
-    class rise alike, so each class is first come, first served, and only their heads have to be
+    rank rise alike, so each rank is first come, first served, and only their heads have to be
     compared."""
 
     def __init__(self, lookups: Lookups) -> None:
         self._lookups = lookups
-        self._classes: dict[_Class, list[Entry]] = {}
+        self._ranks: dict[_Rank, list[Entry]] = {}
         self._class_of: dict[int, _Class] = {}
         self._entries: dict[int, Entry] = {}
         self._requests: dict[int, Request] = {}
@@ -258,14 +266,14 @@ class FairOrder(Order):
 
     def _file(self, request: Request, class_: _Class) -> None:
         self._class_of[request.uid] = class_
-        insort(self._classes.setdefault(class_, []), self._entries[request.uid])
+        insort(self._ranks.setdefault(class_.rank, []), self._entries[request.uid])
 
     def _unfile(self, request: Request) -> None:
-        class_ = self._class_of.pop(request.uid)
-        members = self._classes[class_]
+        rank = self._class_of.pop(request.uid).rank
+        members = self._ranks[rank]
         del members[bisect_left(members, self._entries[request.uid])]
         if not members:
-            del self._classes[class_]
+            del self._ranks[rank]
 
     def _refile(self, request: Request, class_: _Class) -> None:
         if class_ != self._class_of[request.uid]:
@@ -274,17 +282,17 @@ class FairOrder(Order):
 
     def ranked(self, now: float) -> Iterator[Request]:
         pace = PATIENCE / SHARES * self._lookups.token_seconds()
-        walks = {class_: iter(members) for class_, members in self._classes.items()}
-        heap: list[tuple[int, Entry, _Class | None]] = []  # the last: the class to go on with
+        walks = {rank: iter(members) for rank, members in self._ranks.items()}
+        heap: list[tuple[int, Entry, _Rank | None]] = []  # the last: the rank to go on with
         moved: dict[int, _Class] = {}
 
-        def offer(class_: _Class) -> None:
-            entry = next(walks[class_], None)
+        def offer(rank: _Rank) -> None:
+            entry = next(walks[rank], None)
             if entry is not None:
-                heapq.heappush(heap, (-_level(class_, now - entry[0], pace), entry, class_))
+                heapq.heappush(heap, (-_level(rank, now - entry[0], pace), entry, rank))
 
-        for class_ in self._classes:
-            offer(class_)
+        for rank in self._ranks:
+            offer(rank)
         try:
             while heap:
                 _, entry, came_from = heapq.heappop(heap)
@@ -293,9 +301,9 @@ class FairOrder(Order):
                 if came_from is not None:
                     offer(came_from)
                     actual = self._class(request)
-                    if actual != came_from and len(moved) < CORRECTIONS:
+                    if actual != self._class_of[uid] and len(moved) < CORRECTIONS:
                         moved[uid] = actual
-                        heapq.heappush(heap, (-_level(actual, now - came, pace), entry, None))
+                        heapq.heappush(heap, (-_level(actual.rank, now - came, pace), entry, None))
                         continue
                 yield request
         finally:
@@ -313,8 +321,9 @@ class FairOrder(Order):
                 self._refile(other, self._class(other))
 
 
-def _level(class_: _Class, waited: float, pace: float) -> int:
-    return class_.share + class_.rise + int(waited / (pace * (1 << class_.bits)))
+def _level(rank: _Rank, waited: float, pace: float) -> int:
+    begins, bits = rank
+    return begins + int(waited / (pace * (1 << bits)))
 
 
 class LongestPrefixOrder(Order):
