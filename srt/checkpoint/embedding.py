@@ -35,9 +35,8 @@ def gguf_pooling(meta: Metadata) -> Pooling | None:
     return _GGUF_POOLING[kind]
 
 
-def folder_pooling(folder: Path) -> Pooling | None:
-    """Raises `CheckpointError` as `gguf_pooling` does."""
-    config = JsonFile.read(folder / "config.json")
+def folder_pooling(folder: Path, config: JsonFile) -> Pooling | None:
+    """That of a folder with this config.json. Raises `CheckpointError` as `gguf_pooling` does."""
     if config.get("is_causal", bool, True) is False:
         raise config.fail("is_causal", "false: attention to later tokens is not supported")
     _check_modules(folder)

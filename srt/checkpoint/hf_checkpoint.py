@@ -30,7 +30,7 @@ class HfCheckpoint(Checkpoint):
         config = JsonFile.read(folder / "config.json")
         generation = JsonFile.read(folder / "generation_config.json", optional=True)
         self._tokenizer = HfTokenizer(folder)
-        pooling = folder_pooling(folder)
+        pooling = folder_pooling(folder, config)
         plain = read_config(
             config,
             generation,

@@ -115,20 +115,22 @@ class HfTokenizer:
         flag = self.config.find("add_bos_token", bool)
         if flag is not None and self.config.get("tokenizer_class", str, "").startswith("Llama"):
             return flag
-        for step in _steps(self.file.post_processor, "processors"):
-            if step.get("type") == "TemplateProcessing":
-                first: dict[str, Any] = next(iter(step.get("single", [])), {})
-                return bool(first.get("SpecialToken", {}).get("id") == self.texts[bos_id])
-        return False
+        first = next(iter(self._template()), {})
+        return bool(first.get("SpecialToken", {}).get("id") == self.texts[bos_id])
 
     @property
     def end_id(self) -> int | None:
         """Stands behind a text that is embedded: what the post-processor puts there."""
+        last: dict[str, Any] = next(reversed(self._template()), {})
+        return self.id_of.get(last.get("SpecialToken", {}).get("id"))
+
+    def _template(self) -> list[dict[str, Any]]:
+        """The pieces that the post-processor makes of a text, which is one of them."""
         for step in _steps(self.file.post_processor, "processors"):
             if step.get("type") == "TemplateProcessing":
-                last: dict[str, Any] = next(reversed(step.get("single", [])), {})
-                return self.id_of.get(last.get("SpecialToken", {}).get("id"))
-        return None
+                pieces: list[dict[str, Any]] = step.get("single", [])
+                return pieces
+        return []
 
     def _piece_of(self) -> Callable[[str], bytes]:
         kinds = {
