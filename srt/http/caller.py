@@ -8,8 +8,8 @@ from typing import Final
 
 from aiohttp import web
 
-from phloem.srt.errors import InvalidRequest
 from phloem.srt.http.access import CALLER
+from phloem.srt.http.body import invalid
 from phloem.srt.http.plans import call_plan, header_plan
 from phloem.srt.http.protocol import PlanFields
 from phloem.srt.messages import CallPlan
@@ -32,7 +32,7 @@ class Caller:
     def of(cls, tenant: Tenant, program: str | None, plan: PlanFields | None) -> Caller:
         """As a body says it. Raises `InvalidRequest` for a plan that is none, or of no program."""
         if plan is not None and not program:
-            raise _invalid("A plan is that of a program: `program` is missing.")
+            raise invalid("A plan is that of a program: `program` is missing.", "program")
         name = scoped(tenant.name, program) if program else ""
         return cls(tenant, name, None if plan is None else call_plan(plan))
 
@@ -49,13 +49,13 @@ def caller_of(request: web.Request, program: str | None, plan: PlanFields | None
     """
     header = request.headers.get(PROGRAM_HEADER)
     if header is not None and (program or header) != header:
-        raise _invalid(f"`program` and the header {PROGRAM_HEADER} differ.")
+        raise invalid(f"`program` and the header {PROGRAM_HEADER} differ.", "program")
     if header is not None:
         program = program_id(header)
     header = request.headers.get(PLAN_HEADER)
     if header is not None:
         if plan is not None:
-            raise _invalid(f"`plan` comes in the body and in {PLAN_HEADER}.", "plan")
+            raise invalid(f"`plan` comes in the body and in {PLAN_HEADER}.", "plan")
         plan = header_plan(header)
     return Caller.of(request[CALLER], program, plan)
 
@@ -63,9 +63,7 @@ def caller_of(request: web.Request, program: str | None, plan: PlanFields | None
 def program_id(text: str) -> str:
     """`text`, if it can be a program's id. Raises `InvalidRequest`."""
     if not _PROGRAM.fullmatch(text):
-        raise _invalid("A program's id is 1 to 128 printable ASCII characters without a space.")
+        raise invalid(
+            "A program's id is 1 to 128 printable ASCII characters without a space.", "program"
+        )
     return text
-
-
-def _invalid(message: str, param: str = "program") -> InvalidRequest:
-    return InvalidRequest(message, param=param, code="invalid_value")

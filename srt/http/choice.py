@@ -42,7 +42,8 @@ class Choice:
             else:
                 self._calls[piece.index][1].append(piece.text)
         if chunk.logprobs is not None:
-            self.logprobs = (self.logprobs or []) + chunk.logprobs
+            self.logprobs = self.logprobs or []
+            self.logprobs += chunk.logprobs
         return pieces
 
     @property

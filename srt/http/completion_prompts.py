@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from phloem.srt.errors import InvalidRequest
 from phloem.srt.generation import EngineClient, Logprob
+from phloem.srt.http.body import invalid
 from phloem.srt.http.protocol import CompletionRequest
 from phloem.srt.http.sampling import cut_prompt, token_ids
 from phloem.srt.http.warning import Warnings
@@ -66,11 +66,11 @@ def _prompt_list(
     ids = [one for one in prompt if isinstance(one, int)]
     lists = [one for one in prompt if isinstance(one, list)]
     if not prompt:
-        raise _invalid("There is no prompt.", "prompt")
+        raise invalid("There is no prompt.", "prompt")
     if len(prompt) not in (len(strings), len(ids), len(lists)):
-        raise _invalid("A list of prompts holds strings, ids or lists of ids, not both.", "prompt")
+        raise invalid("A list of prompts holds strings, ids or lists of ids, not both.", "prompt")
     if len(strings) > MAX_PROMPTS or len(lists) > MAX_PROMPTS:
-        raise _invalid(f"At most {MAX_PROMPTS} prompts, not {len(prompt)}.", "prompt")
+        raise invalid(f"At most {MAX_PROMPTS} prompts, not {len(prompt)}.", "prompt")
     if ids:
         return [list(token_ids(ids, engine.card, "prompt"))]
     if lists:
@@ -92,7 +92,7 @@ async def _prompt(
     if text is not None and (scored or cut or request.return_token_ids or not opening or not text):
         value = await engine.tokenize(text, opening=opening)
     if not value:
-        raise _invalid(
+        raise invalid(
             "The prompt is empty, and this model does not start from nothing.",
             _param(request, index),
         )
@@ -117,12 +117,12 @@ async def _infill(
 ) -> Prompt:
     """A prompt for what lies between `value` and `suffix`."""
     if not isinstance(value, str):
-        raise _invalid("A prompt with a suffix is a text.", _param(request, index))
+        raise invalid("A prompt with a suffix is a text.", _param(request, index))
     for name in ("echo", "truncate_prompt_tokens"):
         if getattr(request, name):
-            raise _invalid(f"{name} and suffix exclude each other.", name)
+            raise invalid(f"{name} and suffix exclude each other.", name)
     if request.add_special_tokens is False:
-        raise _invalid("A prompt with a suffix has special tokens.", "add_special_tokens")
+        raise invalid("A prompt with a suffix has special tokens.", "add_special_tokens")
     prompt = await engine.infill(value, suffix)
     return Prompt(prompt.ids, stop_token_ids=prompt.stop_token_ids)
 
@@ -130,7 +130,3 @@ async def _infill(
 def _param(request: CompletionRequest, index: int) -> str:
     several = isinstance(request.prompt, list) and not isinstance(request.prompt[0], int)
     return f"prompt[{index}]" if several else "prompt"
-
-
-def _invalid(message: str, param: str) -> InvalidRequest:
-    return InvalidRequest(message, param=param, code="invalid_value")

@@ -10,6 +10,7 @@ large) is translated; anything else is a fault of ours, logged and answered with
 
 from __future__ import annotations
 
+import logging
 import math
 from contextvars import ContextVar
 from enum import Enum, auto
@@ -34,6 +35,8 @@ from phloem.srt.errors import (
     Unauthorized,
     Unavailable,
 )
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_RETRY_AFTER_S = 1.0
 
@@ -108,6 +111,14 @@ def shape_of(path: str) -> ErrorShape:
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
         return ErrorShape.ANTHROPIC
     return ErrorShape.OLLAMA if path.startswith("/api/") else ErrorShape.OPENAI
+
+
+def known_error(error: Exception, what: str) -> PhloemError:
+    """`error`, of which `what` failed, as one that may be told; what nobody foresaw is logged."""
+    if isinstance(error, PhloemError):
+        return error
+    logger.error("%s failed", what, exc_info=error)
+    return InternalError("The server failed while answering.")
 
 
 def error_body(error: PhloemError, shape: ErrorShape) -> msgspec.Struct:

@@ -17,8 +17,7 @@ from phloem.constrained.spec import (
     Plain,
     WithSchema,
 )
-from phloem.srt.errors import InvalidRequest
-from phloem.srt.http.body import given
+from phloem.srt.http.body import given, invalid
 from phloem.srt.http.protocol import ConstraintFields
 
 
@@ -145,16 +144,16 @@ def placed(
     if found is None:
         lost = next((name for name, there in wanted.items() if there), None)
         if lost is not None:
-            raise _invalid(f"{lost} without a constraint.", lost)
+            raise invalid(f"{lost} without a constraint.", lost)
         return None
     if whitespace is not None:
         if not isinstance(found.constraint, JsonSchema | JsonObject):
-            raise _invalid("Only JSON has whitespace to lay out.", "constraint_whitespace")
+            raise invalid("Only JSON has whitespace to lay out.", "constraint_whitespace")
         constraint = msgspec.structs.replace(found.constraint, whitespace=whitespace)
         found = replace(found, constraint=constraint)
     if after is not None:
         if not after:
-            raise _invalid("constraint_after is empty.", "constraint_after")
+            raise invalid("constraint_after is empty.", "constraint_after")
         found = replace(found, after=Prelude(after))
     if prefixed:
         found = replace(found, prefix=_prefix(raw, texts))
@@ -165,7 +164,7 @@ def _prefix(raw: Raw, texts: Sequence[str | None]) -> str:
     """The prefix: a text in which every prompt ends, or with `true` the one text they all are."""
     name = "constraint_prefix"
     if None in texts:
-        raise _invalid(
+        raise invalid(
             f"{name} needs a prompt of text, or an assistant's message that goes on"
             " (continue_final_message).",
             name,
@@ -173,18 +172,14 @@ def _prefix(raw: Raw, texts: Sequence[str | None]) -> str:
     known = [text for text in texts if text is not None]
     if bytes(raw) == b"true":
         if len(set(known)) != 1:
-            raise _invalid(f"{name} true needs one prompt.", name)
+            raise invalid(f"{name} true needs one prompt.", name)
         return known[0]
     try:
         prefix = msgspec.json.decode(raw, type=str)
     except msgspec.DecodeError:
-        raise _invalid(f"{name} is a text or a boolean.", name) from None
+        raise invalid(f"{name} is a text or a boolean.", name) from None
     if not prefix:
-        raise _invalid(f"{name} is empty.", name)
+        raise invalid(f"{name} is empty.", name)
     if not all(text.endswith(prefix) for text in known):
-        raise _invalid(f"The prompt does not end in {name}.", name)
+        raise invalid(f"The prompt does not end in {name}.", name)
     return prefix
-
-
-def _invalid(message: str, param: str) -> InvalidRequest:
-    return InvalidRequest(message, param=param, code="invalid_value")

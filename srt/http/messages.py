@@ -9,7 +9,7 @@ import msgspec
 
 from phloem.srt.errors import InvalidRequest
 from phloem.srt.generation import ChatMessage, EngineClient
-from phloem.srt.http.body import given, strict_loads, unsupported
+from phloem.srt.http.body import given, invalid, strict_loads, unsupported
 from phloem.srt.http.protocol import ChatRequest, Message, MessageToolCall
 from phloem.srt.http.reasoning import reasoning_kwargs
 from phloem.srt.http.tool_formats import FORMATS
@@ -60,14 +60,14 @@ def chat_messages(messages: list[Message]) -> list[ChatMessage]:
 def _check_answers(message: Message, called: set[str | None], at: str) -> None:
     """A tool's message says which call it answers: by its id, or (Ollama's way) by the name."""
     if message.tool_call_id is None and message.name is None:
-        raise _invalid(
+        raise invalid(
             "A tool's message needs the tool_call_id that it answers.", f"{at}.tool_call_id"
         )
     if message.tool_call_id is None:
         if message.name not in called:
-            raise _invalid(f"No message before calls {message.name!r}.", f"{at}.name")
+            raise invalid(f"No message before calls {message.name!r}.", f"{at}.name")
     elif message.tool_call_id not in called:
-        raise _invalid(
+        raise invalid(
             f"No message before has a tool call with the id {message.tool_call_id!r}.",
             f"{at}.tool_call_id",
         )
@@ -93,17 +93,17 @@ def with_short_ids(message: ChatMessage, length: int) -> ChatMessage:
 
 def _message(message: Message, at: str) -> ChatMessage:
     if message.role not in ROLES:
-        raise _invalid(f"{message.role!r} is not a role: {', '.join(ROLES)}.", f"{at}.role")
+        raise invalid(f"{message.role!r} is not a role: {', '.join(ROLES)}.", f"{at}.role")
     calls = message.tool_calls or None
     if calls and message.role != "assistant":
-        raise _invalid("Only the assistant calls tools.", f"{at}.tool_calls")
+        raise invalid("Only the assistant calls tools.", f"{at}.tool_calls")
     if given(message.function_call):
         raise unsupported(f"{at}.function_call", "tool_calls say that")
     thoughts = message.reasoning if message.reasoning_content is None else message.reasoning_content
     if thoughts is not None and message.role != "assistant":
-        raise _invalid("Only the assistant reasons.", f"{at}.reasoning_content")
+        raise invalid("Only the assistant reasons.", f"{at}.reasoning_content")
     if message.content is None and message.refusal is None and not calls:
-        raise _invalid(f"A message of role {message.role} needs content.", f"{at}.content")
+        raise invalid(f"A message of role {message.role} needs content.", f"{at}.content")
     return ChatMessage(
         # The newer name of the same role; templates know the older one.
         role="system" if message.role == "developer" else message.role,
@@ -129,7 +129,7 @@ def _content(message: Message, at: str) -> str | None:
                 code="unsupported_content",
             )
         if part.text is None:
-            raise _invalid("A text part needs its text.", f"{at}.content[{i}].text")
+            raise invalid("A text part needs its text.", f"{at}.content[{i}].text")
         texts.append(part.text)
     return "\n".join(texts)
 
@@ -138,17 +138,17 @@ def _call(call: MessageToolCall, at: str, index: int) -> dict[str, object]:
     """Templates want the arguments as an object; the API carries them as a string of JSON."""
     param = f"{at}.tool_calls[{index}]"
     if call.type != "function":
-        raise _invalid(f"A tool call of type {call.type!r} is unknown.", f"{param}.type")
+        raise invalid(f"A tool call of type {call.type!r} is unknown.", f"{param}.type")
     arguments: object = {}
     if call.function.arguments.strip():
         try:
             arguments = strict_loads(call.function.arguments.encode())
         except (ValueError, RecursionError) as error:
-            raise _invalid(
+            raise invalid(
                 f"The arguments are not JSON: {error}", f"{param}.function.arguments"
             ) from None
     if not isinstance(arguments, dict):
-        raise _invalid("The arguments are not a JSON object.", f"{param}.function.arguments")
+        raise invalid("The arguments are not a JSON object.", f"{param}.function.arguments")
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
 
@@ -160,12 +160,12 @@ def generation_prompt(request: ChatRequest) -> tuple[bool, bool]:
         not going_on if request.add_generation_prompt is None else (request.add_generation_prompt)
     )
     if going_on and opening:
-        raise _invalid(
+        raise invalid(
             "add_generation_prompt and continue_final_message exclude each other.",
             "continue_final_message",
         )
     if going_on and (request.messages[-1].role != "assistant" or not request.messages[-1].content):
-        raise _invalid(
+        raise invalid(
             "There is no text of the assistant at the end to go on with.",
             "continue_final_message",
         )
@@ -189,7 +189,3 @@ def template_kwargs(kwargs: dict[str, object] | None) -> dict[str, object] | Non
                 code="unsupported_parameter",
             )
     return kwargs or None
-
-
-def _invalid(message: str, param: str) -> InvalidRequest:
-    return InvalidRequest(message, param=param, code="invalid_value")

@@ -17,7 +17,7 @@ from phloem.srt.generation import Chunk, Finish, GenerateRequest, ReasoningMarks
 from phloem.srt.http.body import BodyReader, read_query, unsupported
 from phloem.srt.http.choice import Choice
 from phloem.srt.http.context import serving
-from phloem.srt.http.ops import HealthReply, package_version
+from phloem.srt.http.ops import HealthReply, HealthStatus, health_response, package_version
 from phloem.srt.http.protocol import ToolSpec
 from phloem.srt.http.reasoning import ReasoningParser, ReasoningPlan
 from phloem.srt.http.responding import json_response
@@ -129,18 +129,8 @@ async def health_generate(request: web.Request) -> web.Response:
                 continue
     except PhloemError as error:
         reason = error.message
-    response = json_response(
-        HealthReply(
-            status="unhealthy" if reason else "ok",
-            live=state.live,
-            ready=state.ready,
-            reason=reason,
-            restarts=state.restarts,
-            heartbeat_age_s=state.heartbeat_age_s,
-        )
-    )
-    response.set_status(503 if reason else 200)
-    return response
+    status: HealthStatus = "unhealthy" if reason else "ok"
+    return health_response(state, status, reason, good=not reason)
 
 
 async def loads(request: web.Request) -> web.Response:

@@ -6,13 +6,14 @@ null for any field means its default.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from phloem.srt.generation import ConstraintOutcome
-from phloem.srt.http.body import ABSENT
+from phloem.srt.http.body import ABSENT, unsupported
 from phloem.srt.http.protocol import (
     Choices,
     Count,
@@ -125,6 +126,17 @@ UNSUPPORTED_RAW: Final = (
 )
 UNSUPPORTED_FLAGS: Final = ("return_hidden_states", "require_reasoning")
 EMPTY_JSON: Final = frozenset({b"", b"null", b"[]", b"{}", b'""'})
+
+
+def refuse_unsupported(body: msgspec.Struct, raw: Sequence[str], flags: Sequence[str]) -> None:
+    """Raises `InvalidRequest` for the first of these fields that asks for anything."""
+    for name in raw:
+        if bytes(getattr(body, name)) not in EMPTY_JSON:
+            raise unsupported(name)
+    for name in flags:
+        if getattr(body, name):
+            raise unsupported(name)
+
 
 Entry = tuple[float | None, int, str | None]  # logprob, token id, text if asked for
 

@@ -6,9 +6,8 @@ import uuid
 from dataclasses import dataclass
 from typing import TypeVar
 
-from phloem.srt.errors import InvalidRequest
 from phloem.srt.generation import EngineClient, GenerateRequest, ModelCard
-from phloem.srt.http.body import unsupported
+from phloem.srt.http.body import invalid_at, unsupported
 from phloem.srt.http.caller import Caller
 from phloem.srt.http.completion_prompts import MAX_PROMPTS, first_token
 from phloem.srt.http.constraint_fields import only_one, raw_constraints
@@ -22,6 +21,7 @@ from phloem.srt.http.native_protocol import (
     UNSUPPORTED_RAW,
     NativeRequest,
     NativeSampling,
+    refuse_unsupported,
 )
 from phloem.srt.http.responding import MAX_SEQUENCES
 from phloem.srt.http.sampling import (
@@ -72,7 +72,7 @@ async def read_sequences(
 def _prompts(body: NativeRequest, card: ModelCard) -> tuple[list[str | list[int]], bool]:
     """The prompts, and whether they came as a list (then so does the reply)."""
     if (body.text is None) == (body.input_ids is None):
-        raise _invalid("Exactly one of text and input_ids is wanted.", "text")
+        raise invalid_at("Exactly one of text and input_ids is wanted.", "text")
     if isinstance(body.text, str):
         return [body.text], False
     if body.text is not None:
@@ -80,7 +80,7 @@ def _prompts(body: NativeRequest, card: ModelCard) -> tuple[list[str | list[int]
     lists = [one for one in body.input_ids or () if isinstance(one, list)]
     flat = [one for one in body.input_ids or () if isinstance(one, int)]
     if lists and flat:
-        raise _invalid("input_ids is one list of ids or a list of such lists.", "input_ids")
+        raise invalid_at("input_ids is one list of ids or a list of such lists.", "input_ids")
     if lists:
         checked: list[str | list[int]] = [
             list(token_ids(one, card, f"input_ids[{i}]")) for i, one in enumerate(lists)
@@ -91,7 +91,7 @@ def _prompts(body: NativeRequest, card: ModelCard) -> tuple[list[str | list[int]
 
 def _counted(prompts: list[_T], param: str) -> list[_T]:
     if not 1 <= len(prompts) <= MAX_PROMPTS:
-        raise _invalid(f"1 to {MAX_PROMPTS} prompts, not {len(prompts)}.", param)
+        raise invalid_at(f"1 to {MAX_PROMPTS} prompts, not {len(prompts)}.", param)
     return prompts
 
 
@@ -100,7 +100,7 @@ def _samplings(body: NativeRequest, count: int) -> list[tuple[NativeSampling, st
     given = body.sampling_params
     if isinstance(given, list):
         if len(given) != count:
-            raise _invalid(f"{len(given)} for {count} prompts.", "sampling_params")
+            raise invalid_at(f"{len(given)} for {count} prompts.", "sampling_params")
         return [(one, f"sampling_params[{i}].") for i, one in enumerate(given)]
     return [(given or NativeSampling(), "sampling_params.")] * count
 
@@ -111,10 +111,10 @@ def sequence_rids(
     """The request's id, and the engine's id of each choice of each prompt."""
     total = sum(sequence.n for sequence in sequences)
     if total > MAX_SEQUENCES:
-        raise _invalid(f"More than {MAX_SEQUENCES} sequences.", "sampling_params.n")
+        raise invalid_at(f"More than {MAX_SEQUENCES} sequences.", "sampling_params.n")
     if isinstance(body.rid, list):
         if len(body.rid) != len(sequences) or len(set(body.rid)) != len(body.rid):
-            raise _invalid(f"{len(sequences)} different ids are wanted.", "rid")
+            raise invalid_at(f"{len(sequences)} different ids are wanted.", "rid")
         rids = [
             [part_rid(rid, i, sequence.n) for i in range(sequence.n)]
             for rid, sequence in zip(body.rid, sequences, strict=True)
@@ -130,13 +130,13 @@ def _chosen(body: NativeRequest, count: int, card: ModelCard) -> list[tuple[int,
     name = "token_ids_logprob"
     given = body.token_ids_logprob or []
     if given and not body.return_logprob:
-        raise _invalid("It needs return_logprob.", name)
+        raise invalid_at("It needs return_logprob.", name)
     flat = [one for one in given if isinstance(one, int)]
     lists = [one for one in given if isinstance(one, list)]
     if not lists:
         return [token_ids(flat, card, name)] * count
     if flat or len(lists) != count:
-        raise _invalid(f"One list of ids is wanted, or one for each of {count} prompts.", name)
+        raise invalid_at(f"One list of ids is wanted, or one for each of {count} prompts.", name)
     return [token_ids(one, card, f"{name}[{i}]") for i, one in enumerate(lists)]
 
 
@@ -155,7 +155,8 @@ async def _sequence(
     if start == 0 or not prompt or body.return_prompt_token_ids:
         prompt = await engine.tokenize(prompt) if isinstance(prompt, str) else prompt
         if not prompt:
-            raise _invalid("The prompt is empty.", "text" if body.text is not None else "input_ids")
+            param = "text" if body.text is not None else "input_ids"
+            raise invalid_at("The prompt is empty.", param)
         first = await first_token(prompt[0], engine) if start == 0 else None
     constraint = only_one(
         list(
@@ -259,12 +260,7 @@ def _sampling_params(
 
 
 def _refuse_unsupported(body: NativeRequest) -> None:
-    for name in UNSUPPORTED_RAW:
-        if bytes(getattr(body, name)) not in EMPTY_JSON:
-            raise unsupported(name)
-    for name in UNSUPPORTED_FLAGS:
-        if getattr(body, name):
-            raise unsupported(name)
+    refuse_unsupported(body, UNSUPPORTED_RAW, UNSUPPORTED_FLAGS)
     if body.session_id:
         raise unsupported("session_id")
 
@@ -275,7 +271,3 @@ def _refuse_unsupported_sampling(sampling: NativeSampling, at: str) -> None:
             raise unsupported(at + name)
     if sampling.beam_width not in (None, 1):
         raise unsupported(f"{at}beam_width")
-
-
-def _invalid(message: str, param: str) -> InvalidRequest:
-    return InvalidRequest(f"{param}: {message}", param=param, code="invalid_value")

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from phloem.srt.errors import InvalidRequest
 from phloem.srt.generation import GenerateRequest
-from phloem.srt.http.body import unsupported
+from phloem.srt.http.body import invalid, unsupported
 from phloem.srt.http.caller import Caller
 from phloem.srt.http.chat import ChatAnswer
 from phloem.srt.http.completion_prompts import Prompt, prompt_texts, read_prompts
@@ -80,7 +79,8 @@ async def prepare_chat(
     words = bad_words(body.bad_words, "bad_words")
     constraint = only_one([c for c in (found, words, plan.constraint) if c])
     max_tokens = body.max_completion_tokens or body.max_tokens
-    sampling = sampling_params(body, card, max_tokens=max_tokens, logprobs=_top_logprobs(body))
+    logprobs = top_logprobs(body.logprobs, body.top_logprobs)
+    sampling = sampling_params(body, card, max_tokens=max_tokens, logprobs=logprobs)
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     warnings = _warnings(body, constraint, ctx, caller, unknown, (name, max_tokens))
     if body.max_tokens not in (None, max_tokens):
@@ -200,7 +200,7 @@ def _check_chat(body: ChatRequest) -> None:
     if body.add_special_tokens:
         raise unsupported("add_special_tokens", "the chat template writes them")
     if body.echo and not body.continue_final_message:
-        raise _invalid(
+        raise invalid(
             "echo repeats the assistant's text that the answer goes on with"
             " (continue_final_message).",
             "echo",
@@ -211,23 +211,23 @@ def _check_completion(body: CompletionRequest) -> int:
     """What completions have not, or not with each other; how many sequences a prompt gets."""
     _check_common(body)
     if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
-        raise _invalid(
+        raise invalid(
             "max_tokens 0 asks for nothing without echo or prompt_logprobs.", "max_tokens"
         )
     n = body.n or 1
     best_of = n if body.best_of is None else body.best_of
     if best_of < n:
-        raise _invalid(f"best_of ({best_of}) is less than n ({n}).", "best_of")
+        raise invalid(f"best_of ({best_of}) is less than n ({n}).", "best_of")
     if best_of > n and body.stream:
-        raise _invalid("Which choices are best is known at their end, not in a stream.", "best_of")
+        raise invalid("Which choices are best is known at their end, not in a stream.", "best_of")
     return best_of
 
 
 def _check_common(body: GenerationFields) -> None:
     if body.prompt_logprobs is not None and body.stream:
-        raise _invalid("prompt_logprobs are not told in a stream.", "prompt_logprobs")
+        raise invalid("prompt_logprobs are not told in a stream.", "prompt_logprobs")
     if body.stream_interval is not None and not body.stream:
-        raise _invalid("stream_interval without stream.", "stream_interval")
+        raise invalid("stream_interval without stream.", "stream_interval")
 
 
 def _warnings(
@@ -255,7 +255,7 @@ def _warnings(
 def _check_allowed(body: GenerationFields, param: str) -> None:
     """Tokens that are allowed and a constraint might leave none between them."""
     if body.allowed_token_ids:
-        raise _invalid(f"allowed_token_ids and {param} exclude each other.", "allowed_token_ids")
+        raise invalid(f"allowed_token_ids and {param} exclude each other.", "allowed_token_ids")
 
 
 def _rid_name(fields: GenerationFields) -> str:
@@ -264,23 +264,22 @@ def _rid_name(fields: GenerationFields) -> str:
 
 def stream_options(fields: GenerationFields) -> StreamOptions:
     if fields.stream_options is not None and not fields.stream:
-        raise _invalid("stream_options without stream.", "stream_options")
+        raise invalid("stream_options without stream.", "stream_options")
     return fields.stream_options or StreamOptions()
 
 
 def _check_fields(options: StreamOptions, constraint: FoundConstraint | None) -> None:
     """Raises `InvalidRequest` when fields are wanted of what has none."""
     if options.include_fields and (constraint is None or not is_json(constraint)):
-        raise _invalid(
-            "include_fields needs a constraint to JSON.", "stream_options.include_fields"
-        )
+        raise invalid("include_fields needs a constraint to JSON.", "stream_options.include_fields")
 
 
-def _top_logprobs(body: ChatRequest) -> int | None:
-    if body.logprobs:
-        return body.top_logprobs or 0
-    if body.top_logprobs is not None:
-        raise _invalid("top_logprobs without logprobs.", "top_logprobs")
+def top_logprobs(logprobs: bool | None, top: int | None) -> int | None:
+    """How many alternatives a chat wants of each token; None for no logprobs at all."""
+    if logprobs:
+        return top or 0
+    if top is not None:
+        raise invalid("top_logprobs without logprobs.", "top_logprobs")
     return None
 
 
@@ -290,7 +289,7 @@ def _choices(
     """`count` requests for each prompt, which differ in their seeds only."""
     if len(bases) * count > MAX_SEQUENCES:
         name = "n" if count == (fields.n or 1) else "best_of"
-        raise _invalid(
+        raise invalid(
             f"{len(bases)} prompts times {name} {count} are more than {MAX_SEQUENCES} choices.",
             name,
         )
@@ -299,7 +298,3 @@ def _choices(
         for base in bases
         for seed in choice_seeds(fields.seed, count)
     ]
-
-
-def _invalid(message: str, param: str) -> InvalidRequest:
-    return InvalidRequest(message, param=param, code="invalid_value")

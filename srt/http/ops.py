@@ -22,9 +22,11 @@ from phloem.srt.http.sampling import check_model, token_ids
 from phloem.srt.http.tools import plan_tools
 from phloem.srt.metrics.prometheus import CONTENT_TYPE
 
+HealthStatus = Literal["ok", "not_ready", "unhealthy"]
+
 
 class HealthReply(msgspec.Struct, frozen=True, kw_only=True):
-    status: Literal["ok", "not_ready", "unhealthy"]
+    status: HealthStatus
     live: bool
     ready: bool
     reason: str
@@ -167,13 +169,20 @@ async def ready(request: web.Request) -> web.Response:
 
 
 def _health(state: Health, *, good: bool) -> web.Response:
-    status: Literal["ok", "not_ready", "unhealthy"] = "ok" if state.ready else "not_ready"
+    status: HealthStatus = "ok" if state.ready else "not_ready"
+    return health_response(state, status if state.live else "unhealthy", state.reason, good=good)
+
+
+def health_response(
+    state: Health, status: HealthStatus, reason: str, *, good: bool
+) -> web.Response:
+    """200, or 503 for what is not `good`."""
     response = json_response(
         HealthReply(
-            status=status if state.live else "unhealthy",
+            status=status,
             live=state.live,
             ready=state.ready,
-            reason=state.reason,
+            reason=reason,
             restarts=state.restarts,
             heartbeat_age_s=state.heartbeat_age_s,
         )

@@ -13,7 +13,7 @@ import msgspec
 
 from phloem.constrained.spec import Constraint, Continued, Deferred, Plain
 from phloem.srt.errors import InvalidRequest
-from phloem.srt.http.body import BodyReader
+from phloem.srt.http.body import BodyReader, invalid_at
 from phloem.srt.http.constraint_fields import read_constraint
 from phloem.srt.http.found_constraint import FoundConstraint, placed
 from phloem.srt.http.protocol import NextConstraint, PlanFields
@@ -36,7 +36,7 @@ def call_plan(fields: PlanFields) -> CallPlan:
     """What the scheduler is told. Raises `InvalidRequest` under the plan's own fields."""
     if (fields.group is None) != (fields.width is None):
         missing = "group" if fields.group is None else "width"
-        raise _invalid("A group has a name and a width.", f"plan.{missing}")
+        raise invalid_at("A group has a name and a width.", f"plan.{missing}")
     given = fields.next_constraint or []
     at = "plan.next_constraint"
     if isinstance(given, list):
@@ -59,7 +59,7 @@ def _constraint(fields: NextConstraint, at: str) -> FoundConstraint:
         param = f"{at}.{error.param}" if error.param else at
         raise type(error)(error.message, param=param, code=error.code) from error
     if found is None:
-        raise _invalid("There is no constraint in it.", at)
+        raise invalid_at("There is no constraint in it.", at)
     return found
 
 
@@ -82,7 +82,3 @@ def _placed(
     found = place(FoundConstraint("plan", constraint))
     assert found is not None, "a constraint is placed somewhere"
     return found.for_engine()
-
-
-def _invalid(message: str, param: str) -> InvalidRequest:
-    return InvalidRequest(f"{param}: {message}", param=param, code="invalid_value")

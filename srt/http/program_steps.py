@@ -14,8 +14,8 @@ from typing import Any, Final
 import msgspec
 
 from phloem.constrained.spec import Constraint, constraint_key
-from phloem.srt.errors import InvalidRequest, PhloemError
-from phloem.srt.http.body import BodyReader
+from phloem.srt.errors import PhloemError
+from phloem.srt.http.body import BodyReader, invalid_at
 from phloem.srt.http.constraint_fields import read_constraint
 from phloem.srt.http.openai_routes import chat_reader, completion_reader
 from phloem.srt.http.program_protocol import ProgramRequest, SelectFields, Step
@@ -96,14 +96,14 @@ def read_program(request: ProgramRequest) -> Program:
     """The program that was sent. Raises `InvalidRequest` with the path of the step at fault."""
     for name, value in (request.variables or {}).items():
         if not _is_value(value):
-            raise _invalid("A variable is a text, or a list of values.", f"variables.{name}")
+            raise invalid_at("A variable is a text, or a list of values.", f"variables.{name}")
     chat = any(_has_role(request.steps))
     reader: BodyReader[Any] = chat_reader if chat else completion_reader
     checker = _Checker(chat, reader, request.defaults or {})
     nodes = checker.line(request.steps, "steps", set(request.variables or {}), None, 0)
     calls = sum(1 for node in walk(nodes) if isinstance(node, Gen | Select))
     if calls > MAX_CALLS:
-        raise _invalid(f"{calls} calls; at most {MAX_CALLS} are made.", "steps")
+        raise invalid_at(f"{calls} calls; at most {MAX_CALLS} are made.", "steps")
     return Program(nodes, chat, calls, tuple(checker.constraints.values())[:MAX_AHEAD])
 
 
@@ -161,10 +161,10 @@ class _Checker:
     ) -> tuple[Node, ...]:
         """Nodes of steps that follow each other; `known` gets the names that they make."""
         if depth > MAX_DEPTH:
-            raise _invalid(f"Steps are nested more than {MAX_DEPTH} deep.", path)
+            raise invalid_at(f"Steps are nested more than {MAX_DEPTH} deep.", path)
         self.steps += len(steps)
         if self.steps > MAX_STEPS:
-            raise _invalid(f"More than {MAX_STEPS} steps.", "steps")
+            raise invalid_at(f"More than {MAX_STEPS} steps.", "steps")
         return tuple(
             self._step(step, f"{path}[{i}]", known, role, depth) for i, step in enumerate(steps)
         )
@@ -172,15 +172,15 @@ class _Checker:
     def _step(self, step: Step, at: str, known: set[str], role: str | None, depth: int) -> Node:
         kinds = [kind for kind in _KINDS if getattr(step, kind) is not None]
         if len(kinds) != 1:
-            raise _invalid(f"A step is one of {', '.join(_KINDS)}, not {len(kinds)}.", at)
+            raise invalid_at(f"A step is one of {', '.join(_KINDS)}, not {len(kinds)}.", at)
         kind = kinds[0]
         for name, owner in (("content", "role"), ("join", "fork"), ("separator", "insert")):
             if getattr(step, name) is not None and kind != owner:
-                raise _invalid(f"It goes with {owner}.", f"{at}.{name}")
+                raise invalid_at(f"It goes with {owner}.", f"{at}.{name}")
         if self.chat and role is None and kind not in ("role", "fork"):
-            raise _invalid("In a chat, it stands in the content of a role.", f"{at}.{kind}")
+            raise invalid_at("In a chat, it stands in the content of a role.", f"{at}.{kind}")
         if self.chat and role != "assistant" and kind in ("gen", "select"):
-            raise _invalid("Only the assistant's content is generated.", f"{at}.{kind}")
+            raise invalid_at("Only the assistant's content is generated.", f"{at}.{kind}")
         match kind:
             case "text":
                 return Text(step.text or "")
@@ -198,15 +198,15 @@ class _Checker:
     def _insert(self, step: Step, at: str, known: set[str]) -> Insert:
         name = step.insert or ""
         if name not in known:
-            raise _invalid(f"There is no variable {name!r} at this place.", f"{at}.insert")
+            raise invalid_at(f"There is no variable {name!r} at this place.", f"{at}.insert")
         return Insert(name, "\n" if step.separator is None else step.separator)
 
     def _role(self, step: Step, at: str, known: set[str], role: str | None, depth: int) -> Role:
         if role is not None:
-            raise _invalid("A message has no message in it.", f"{at}.role")
+            raise invalid_at("A message has no message in it.", f"{at}.role")
         name, content = step.role or "", step.content
         if content is None:
-            raise _invalid("A message has content.", f"{at}.content")
+            raise invalid_at("A message has content.", f"{at}.content")
         if isinstance(content, str):
             return Role(name, (Text(content),))
         return Role(name, self.line(content, f"{at}.content", known, name, depth + 1))
@@ -214,12 +214,12 @@ class _Checker:
     def _gen(self, given: dict[str, Any], at: str, known: set[str]) -> Gen:
         name = given.get("name")
         if not isinstance(name, str) or not name:
-            raise _invalid("A variable has a name.", f"{at}.name")
+            raise invalid_at("A variable has a name.", f"{at}.name")
         _add(name, at, known)
         fields = self.defaults | {key: value for key, value in given.items() if key != "name"}
         for key in fields:
             if key in _OWN:
-                raise _invalid("A step has no such field.", f"{at}.{key}")
+                raise invalid_at("A step has no such field.", f"{at}.{key}")
         with under(at):
             body = self.reader.decode(msgspec.json.encode(fields | self._prompt()))
             found = read_constraint(body)
@@ -260,9 +260,5 @@ def under(path: str) -> Iterator[None]:
 
 def _add(name: str, at: str, known: set[str]) -> None:
     if name in known:
-        raise _invalid(f"There is a variable {name!r} already.", f"{at}.name")
+        raise invalid_at(f"There is a variable {name!r} already.", f"{at}.name")
     known.add(name)
-
-
-def _invalid(message: str, param: str) -> InvalidRequest:
-    return InvalidRequest(f"{param}: {message}", param=param, code="invalid_value")

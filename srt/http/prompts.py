@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from phloem.srt.errors import InvalidRequest
 from phloem.srt.generation import EngineClient
+from phloem.srt.http.body import invalid
 from phloem.srt.http.cache_protocol import PromptFields, WarmRequest
 from phloem.srt.http.completion_prompts import MAX_PROMPTS
 from phloem.srt.http.messages import render_chat
@@ -20,7 +20,7 @@ async def read_prompt(body: PromptFields, engine: EngineClient) -> list[int]:
     check_model(body.model, engine.card)
     given = [one for one in (body.prompt, body.input_ids, body.messages) if one is not None]
     if len(given) != 1:
-        raise _invalid("Exactly one of prompt, input_ids and messages is wanted.", "prompt")
+        raise invalid("Exactly one of prompt, input_ids and messages is wanted.", "prompt")
     if body.messages is not None:
         return await _read_chat(body, engine)
     _refuse_chat_fields(body)
@@ -36,9 +36,9 @@ async def read_warm_prompts(body: WarmRequest, engine: EngineClient) -> list[lis
         return [await read_prompt(body, engine)]
     check_model(body.model, engine.card)
     if any(one is not None for one in (body.prompt, body.input_ids, body.messages)):
-        raise _invalid("prompts comes alone, without another prompt.", "prompts")
+        raise invalid("prompts comes alone, without another prompt.", "prompts")
     if len(body.prompts) > MAX_PROMPTS:
-        raise _invalid(f"At most {MAX_PROMPTS} prompts, not {len(body.prompts)}.", "prompts")
+        raise invalid(f"At most {MAX_PROMPTS} prompts, not {len(body.prompts)}.", "prompts")
     _refuse_chat_fields(body)
     return [await _ids(one, f"prompts[{i}]", engine) for i, one in enumerate(body.prompts)]
 
@@ -48,7 +48,7 @@ async def _ids(prompt: str | list[int], param: str, engine: EngineClient) -> lis
         return list(token_ids(prompt, engine.card, param))
     ids = await engine.tokenize(prompt)
     if not ids:
-        raise _invalid("The prompt is empty.", param)
+        raise invalid("The prompt is empty.", param)
     return ids
 
 
@@ -67,8 +67,4 @@ async def _read_chat(body: PromptFields, engine: EngineClient) -> list[int]:
 def _refuse_chat_fields(body: PromptFields) -> None:
     for name in _CHAT_ONLY:
         if getattr(body, name) is not None:
-            raise _invalid(f"{name} is for messages.", name)
-
-
-def _invalid(message: str, param: str) -> InvalidRequest:
-    return InvalidRequest(message, param=param, code="invalid_value")
+            raise invalid(f"{name} is for messages.", name)

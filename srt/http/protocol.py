@@ -124,7 +124,34 @@ class PlanFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ) = None
 
 
-class GenerationFields(ConstraintFields, kw_only=True):
+class CommonFields(ConstraintFields, kw_only=True):
+    """What a generation has under the same name in OpenAI's protocols and in Anthropic's."""
+
+    seed: Int64 | None = None
+    min_p: Share | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: dict[str, float] | None = None
+    min_tokens: Count | None = None
+    stop_token_ids: list[int] | None = None
+    stop_regex: str | list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    stream_interval: Positive | None = None
+    priority: Int32 | None = None
+    cache_salt: str | None = None
+    extra_key: str | None = None
+    rid: RequestId | None = None
+    request_id: RequestId | None = None
+    program: ProgramId | None = None
+    timeout: Seconds | None = None
+    jump_forward: JumpForward | None = None
+
+
+class GenerationFields(CommonFields, kw_only=True):
     """What chat and completions have in common: OpenAI's fields, then ours and the peers'."""
 
     model: str | None = None
@@ -134,10 +161,6 @@ class GenerationFields(ConstraintFields, kw_only=True):
     best_of: Choices | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: PositiveShare | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: Int64 | None = None
     stop: str | list[str] | None = None
     user: str | None = None
     safety_identifier: str | None = None
@@ -148,15 +171,6 @@ class GenerationFields(ConstraintFields, kw_only=True):
     prediction: Raw = ABSENT
 
     top_k: Annotated[int, Meta(ge=-1)] | None = None
-    min_p: Share | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    min_tokens: Count | None = None
-    stop_token_ids: list[int] | None = None
-    stop_regex: str | list[str] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = None
@@ -169,16 +183,7 @@ class GenerationFields(ConstraintFields, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     return_metrics: bool | None = None
-    stream_interval: Positive | None = None
-    priority: Int32 | None = None
-    cache_salt: str | None = None
-    extra_key: str | None = None
-    rid: RequestId | None = None
-    request_id: RequestId | None = None
-    program: ProgramId | None = None
     plan: PlanFields | None = None
-    timeout: Seconds | None = None
-    jump_forward: JumpForward | None = None
 
 
 class ContentPart(msgspec.Struct, kw_only=True):

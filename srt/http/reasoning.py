@@ -18,7 +18,7 @@ from phloem.srt.generation import EngineClient, GenerateRequest, ReasoningMarks,
 from phloem.srt.http.body import unsupported
 from phloem.srt.http.found_constraint import FoundConstraint, Prelude
 from phloem.srt.http.protocol import ChatRequest
-from phloem.srt.http.tool_parser import AnswerParser, Piece, Reasoning
+from phloem.srt.http.tool_parser import AnswerParser, Piece, Reasoning, held_back
 
 TAIL: Final = 32
 """Tokens at the end of a prompt that show whether reasoning is open there."""
@@ -201,7 +201,7 @@ class ReasoningParser:
             self._end(pieces)
             self._state = _State.GAP
             return behind
-        said = before[: len(before) - _overlap(before, self._marks.end)]
+        said = before.removesuffix(held_back(before, self._marks.end))
         if separate:
             said = said.rstrip()
         self._held = before[len(said) :]
@@ -226,9 +226,3 @@ class ReasoningParser:
         if self._thoughts:
             pieces.append(Reasoning("".join(self._thoughts)))
             self._thoughts = []
-
-
-def _overlap(text: str, mark: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `mark`."""
-    sizes = range(min(len(mark) - 1, len(text)), 0, -1)
-    return next((size for size in sizes if mark.startswith(text[-size:])), 0)

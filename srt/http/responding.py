@@ -6,7 +6,7 @@ sequences, aborting when the client leaves, an error after the 200) is here and 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import msgspec
 from aiohttp import web
 
-from phloem.srt.errors import InvalidConstraint, InvalidRequest
+from phloem.srt.errors import InvalidConstraint, InvalidRequest, PhloemError
 from phloem.srt.generation import Chunk, GenerateRequest
 from phloem.srt.http.context import Serving, serving
 from phloem.srt.http.enforcement import generate_constrained
@@ -72,15 +72,13 @@ async def respond(
     REQUEST_ID.set(call.rid)
     if not stream:
         return json_response(await whole(ctx, call, answer))
-    async with running(ctx, call) as events:
+    async with streaming(ctx, call) as events:
         headers = {REQUEST_ID_HEADER: call.rid}
         async with EventStream(
             request, headers, keepalive_s=ctx.keepalive_s, framing=framing
         ) as out:
-            intervals = [call.stream_interval] * len(call.requests)
-            async with aclosing(paced(events, intervals)) as timely:
-                async for index, chunk in timely:
-                    await out.write(b"".join(map(framing.frame, answer.frames(index, chunk))))
+            async for index, chunk in events:
+                await out.write(b"".join(map(framing.frame, answer.frames(index, chunk))))
             await out.write(b"".join(map(framing.frame, answer.closing())))
         return out.response
 
@@ -103,6 +101,14 @@ async def running(ctx: Serving, call: Call) -> AsyncIterator[AsyncIterator[Event
             ctx, call.rid, call.requests, constraints, fields=call.with_fields
         ) as events:
             yield events
+
+
+@asynccontextmanager
+async def streaming(ctx: Serving, call: Call) -> AsyncIterator[AsyncIterator[Event]]:
+    """`running`, with chunks as large as the call's frames are to be."""
+    intervals = [call.stream_interval] * len(call.requests)
+    async with running(ctx, call) as events, aclosing(paced(events, intervals)) as timely:
+        yield timely
 
 
 def json_response(body: msgspec.Struct | Sequence[msgspec.Struct]) -> web.Response:
@@ -128,6 +134,24 @@ def located(
         if own is None:
             raise
         raise type(error)(error.message, param=own, code=error.code) from error
+
+
+@contextmanager
+def renamed(
+    name: Callable[[str], str], text: Callable[[str, str | None], str] | None = None
+) -> Iterator[None]:
+    """Report errors as the client of another protocol knows their fields: `name` has the names,
+    and `text` what a message about a field, or none, is to say."""
+    try:
+        yield
+    except PhloemError as error:
+        param = None if error.param is None else name(error.param)
+        message = error.message if text is None else text(error.message, error.param)
+        if (message, param) == (error.message, error.param):
+            raise
+        raise type(error)(
+            message, param=param, code=error.code, retry_after=error.retry_after
+        ) from error
 
 
 def join_path(prefix: str, path: str | None) -> str:

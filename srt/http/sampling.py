@@ -12,6 +12,7 @@ from phloem.srt.errors import InvalidRequest, NotFound
 from phloem.srt.generation import GenerateRequest, ModelCard
 from phloem.srt.http.caller import Caller
 from phloem.srt.http.found_constraint import FoundConstraint
+from phloem.srt.http.gathering import RunFields
 from phloem.srt.http.protocol import MAX_STOP_STRINGS, GenerationFields
 from phloem.srt.http.warning import Warnings
 from phloem.srt.messages import JumpForward, LogprobsMode, SamplingParams
@@ -101,7 +102,7 @@ def choice_seeds(seed: int | None, n: int) -> list[int | None]:
     return [(seed + i + half) % _SEEDS - half for i in range(n)]
 
 
-def response_id(fields: GenerationFields, prefix: str) -> str:
+def response_id(fields: GenerationFields | RunFields, prefix: str) -> str:
     """The client's id for the request, or a fresh one."""
     return fields.rid or fields.request_id or f"{prefix}-{uuid.uuid4().hex}"
 

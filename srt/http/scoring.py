@@ -5,12 +5,13 @@ token on choices are judged. Pure functions, no model.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import takewhile
 from statistics import fmean
 
+from phloem.radix import common_prefix
 from phloem.srt.errors import InvalidRequest
 
 _TIE = 1e-5
@@ -84,7 +85,8 @@ def boundary(prompt: Sequence[int], sequences: Sequence[Sequence[int]], param: s
         InvalidRequest: nothing stands before the choices (`param` is the prompt's field), or one
             adds no token.
     """
-    start = min(_shared(prompt, sequence) for sequence in sequences)
+    tokens = array("i", prompt)
+    start = min(common_prefix(tokens, sequence, len(tokens)) for sequence in sequences)
     if start == 0:
         raise InvalidRequest(
             "A choice is judged after something: the first token of all has no logprob.",
@@ -99,10 +101,6 @@ def boundary(prompt: Sequence[int], sequences: Sequence[Sequence[int]], param: s
                 code="invalid_value",
             )
     return start
-
-
-def _shared(a: Sequence[int], b: Sequence[int]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 def label_scores(logprobs: Sequence[float], *, softmax: bool) -> list[float]:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-import uuid
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 from aiohttp import web
 
-from phloem.srt.errors import InternalError, InvalidRequest, PromptTooLong
+from phloem.srt.errors import InternalError, PromptTooLong
 from phloem.srt.generation import Chunk, EngineClient, GenerateRequest, Logprob
-from phloem.srt.http.body import BodyReader, given, unsupported
+from phloem.srt.http.body import BodyReader, given, invalid_at, unsupported
 from phloem.srt.http.caller import Caller, caller_of
 from phloem.srt.http.context import Serving, serving
 from phloem.srt.http.gathering import last_chunks
@@ -24,7 +23,7 @@ from phloem.srt.http.protocol import ChatRequest, Message
 from phloem.srt.http.replies import PromptTokensDetails
 from phloem.srt.http.responding import json_response
 from phloem.srt.http.routes import Access, Route
-from phloem.srt.http.sampling import check_model, token_ids
+from phloem.srt.http.sampling import check_model, response_id, token_ids
 from phloem.srt.http.scoring import Normalization, boundary, decide, label_scores
 from phloem.srt.http.scoring_protocol import (
     CHAT_FIELDS,
@@ -76,7 +75,7 @@ async def score_choices(body: ScoreRequest, ctx: Serving, caller: Caller) -> Cho
     engine = ctx.engine
     texts = body.choices
     if texts is None:
-        raise _invalid("Choices, or items with label_token_ids, are wanted.", "choices")
+        raise invalid_at("Choices, or items with label_token_ids, are wanted.", "choices")
     param, prompt, sequences = await _sequences(body, texts, engine)
     start = boundary(prompt, sequences, param)
     _check_lengths(sequences, engine.card.context_length, "choices")
@@ -88,7 +87,7 @@ async def score_choices(body: ScoreRequest, ctx: Serving, caller: Caller) -> Cho
         at = boundary(alone, others, "choices")
         requests += [_branch(body, caller, ids, at) for ids in others]
         scored += at + sum(map(len, others)) - at * len(others)
-    rid = _rid(body, "score")
+    rid = response_id(body, "score")
     chunks = await last_chunks(ctx, rid, requests)
     logprobs = [_prompt_logprobs(chunk) for chunk in chunks]
     values = [[finite(one.logprob) for one in choice] for choice in logprobs]
@@ -125,7 +124,7 @@ Sequences = tuple[str, list[int], list[list[int]]]
 async def _sequences(body: ScoreRequest, choices: Sequence[str], engine: EngineClient) -> Sequences:
     prompts = [name for name in ("prompt", "input_ids", "messages") if _given(body, (name,))]
     if len(prompts) != 1:
-        raise _invalid("Exactly one of prompt, input_ids and messages is wanted.", "prompt")
+        raise invalid_at("Exactly one of prompt, input_ids and messages is wanted.", "prompt")
     if body.messages is not None:
         return await _chat_sequences(body, body.messages, choices, engine)
     _refuse(body, CHAT_FIELDS, "It is for messages.")
@@ -166,7 +165,7 @@ async def _chat_sequences(
     sequences = []
     for i, choice in enumerate(choices):
         if not choice:
-            raise _invalid("The choice is empty.", f"choices[{i}]")
+            raise invalid_at("The choice is empty.", f"choices[{i}]")
         said = Message(role="assistant", content=(begun or "") + choice)
         chat = msgspec.structs.replace(chat, messages=[*before, said], continue_final_message=True)
         sequences.append(await render_chat(chat, tools, engine))
@@ -192,7 +191,7 @@ async def _score_items(body: ScoreRequest, ctx: Serving, caller: Caller) -> Item
     engine = ctx.engine
     for name in ("query", "items", "label_token_ids"):
         if not _given(body, (name,)):
-            raise _invalid("It is wanted with items.", name)
+            raise invalid_at("It is wanted with items.", name)
     labels = token_ids(body.label_token_ids or (), engine.card, "label_token_ids")
     prompts = await _item_prompts(body, engine)
     _check_lengths(prompts, engine.card.context_length - 1, "items")
@@ -200,7 +199,7 @@ async def _score_items(body: ScoreRequest, ctx: Serving, caller: Caller) -> Item
         temperature=0.0, max_tokens=1, ignore_eos=True, logprobs=0, logprob_token_ids=labels
     )
     requests = [_request(body, caller, ids, sampling) for ids in prompts]
-    chunks = await last_chunks(ctx, _rid(body, "score"), requests)
+    chunks = await last_chunks(ctx, response_id(body, "score"), requests)
     return ItemScores(
         scores=[
             label_scores(_label_logprobs(chunk, len(labels)), softmax=bool(body.apply_softmax))
@@ -226,9 +225,9 @@ async def _item_prompts(body: ScoreRequest, engine: EngineClient) -> list[list[i
             own = list(token_ids(item, engine.card, f"items[{i}]"))
             prompts.append(own + ids if body.item_first else ids + own)
         else:
-            raise _invalid("Query and items are all texts, or all token ids.", f"items[{i}]")
+            raise invalid_at("Query and items are all texts, or all token ids.", f"items[{i}]")
         if not prompts[-1]:
-            raise _invalid("Query and item are empty.", f"items[{i}]")
+            raise invalid_at("Query and item are empty.", f"items[{i}]")
     return prompts
 
 
@@ -263,10 +262,6 @@ def _request(
     )
 
 
-def _rid(body: ScoreRequest, prefix: str) -> str:
-    return body.rid or body.request_id or f"{prefix}-{uuid.uuid4().hex}"
-
-
 def _usage(tokens: int, cached: int) -> ScoreUsage:
     return ScoreUsage(
         prompt_tokens=tokens,
@@ -297,11 +292,7 @@ def _given(body: ScoreRequest, names: Sequence[str]) -> list[str]:
 
 def _refuse(body: ScoreRequest, names: Sequence[str], why: str) -> None:
     for name in _given(body, names):
-        raise _invalid(why, name)
-
-
-def _invalid(message: str, param: str) -> InvalidRequest:
-    return InvalidRequest(f"{param}: {message}", param=param, code="invalid_value")
+        raise invalid_at(why, name)
 
 
 ROUTES: Final = (

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from types import TracebackType
 from typing import Self
 
 import msgspec
 from aiohttp import web
 
-from phloem.srt.errors import InternalError, PhloemError
+from phloem.srt.http.errors import known_error
 from phloem.srt.http.framing import SSE, Framing
-
-logger = logging.getLogger(__name__)
 
 
 class EventStream:
@@ -66,7 +63,7 @@ class EventStream:
             return True  # the client is gone: nobody to tell
         try:
             if exc is not None:
-                await self.write(self._framing.error(_known(exc)))
+                await self.write(self._framing.error(known_error(exc, "A stream")))
             await self.write(self._framing.end)
             await self.response.write_eof()
         except ConnectionResetError:
@@ -94,10 +91,3 @@ class EventStream:
                 await self.write(self._framing.keepalive)
             except ConnectionResetError:
                 return
-
-
-def _known(error: Exception) -> PhloemError:
-    if isinstance(error, PhloemError):
-        return error
-    logger.error("A stream failed", exc_info=error)
-    return InternalError("The server failed while answering.")

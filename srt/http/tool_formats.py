@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
+from phloem.constrained.schema_node import MAPS
 from phloem.constrained.spec import JsonDocuments, JsonSchema, Plain, StructuralTag
 from phloem.srt.generation import ToolFormatName
 from phloem.srt.http.structural_tags import tag, triggered_tags
@@ -205,9 +206,6 @@ def rebase(schema: object, root: str) -> object:
     return {key: _rebased(key, value, root) for key, value in schema.items()}
 
 
-_SCHEMA_MAPS: Final = frozenset(
-    {"properties", "$defs", "definitions", "patternProperties", "dependentSchemas"}
-)
 _PLAIN_VALUES: Final = frozenset({"const", "enum", "default", "examples"})
 
 
@@ -216,7 +214,7 @@ def _rebased(key: str, value: object, root: str) -> object:
         return root + value[1:]
     if key in _PLAIN_VALUES:
         return value
-    if key in _SCHEMA_MAPS and isinstance(value, dict):
+    if key in MAPS and isinstance(value, dict):
         return {name: rebase(sub, root) for name, sub in value.items()}
     return rebase(value, root)
 

@@ -324,7 +324,7 @@ class CallsParser:
     def _text(self, text: str) -> str | None:
         """Give out what is certain; what stands behind a marker is the beginning of a call."""
         before, marker, behind = text.partition(self._syntax.begin)
-        uncertain = "" if marker else _held_back(before, self._syntax.begin)
+        uncertain = "" if marker else held_back(before, self._syntax.begin)
         said = before.removesuffix(uncertain)
         if self._drop_blank and (not said or said.isspace()):
             self._held = "" if marker else said + uncertain
@@ -406,7 +406,7 @@ class CallsParser:
         self._pieces.append(text)
 
 
-def _held_back(text: str, marker: str) -> str:
+def held_back(text: str, marker: str) -> str:
     """The longest end of `text` that could be the beginning of a marker."""
     for size in range(min(len(marker) - 1, len(text)), 0, -1):
         if marker.startswith(text[-size:]):

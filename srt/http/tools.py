@@ -17,9 +17,9 @@ import msgspec
 from msgspec import Raw
 
 from phloem.constrained.spec import JsonSchema
-from phloem.srt.errors import InvalidConstraint, InvalidRequest
+from phloem.srt.errors import InvalidConstraint
 from phloem.srt.generation import ToolFormatName
-from phloem.srt.http.body import given, strict_loads, validation_error
+from phloem.srt.http.body import given, invalid, strict_loads, validation_error
 from phloem.srt.http.found_constraint import FoundConstraint
 from phloem.srt.http.protocol import ChatRequest, ToolSpec
 from phloem.srt.http.tool_formats import FORMATS, Schema, Tool
@@ -34,13 +34,11 @@ _NO_PARAMETERS: Final[Schema] = {
 
 @dataclass(frozen=True)
 class ToolPlan:
-    """How tools shape one chat request: for the template, for the sampler, for the reply. `named`:
-    the client chose the function."""
+    """How tools shape one chat request: for the template, for the sampler, for the reply."""
 
     rendered: list[dict[str, object]] | None
     constraint: FoundConstraint | None
     parser: Callable[[], AnswerParser]
-    named: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ def plan_tools(request: ChatRequest, form: ToolFormatName = "json") -> ToolPlan:
     choice = _choice(request)
     if request.tools is None:
         if choice.mode != "none":
-            raise _invalid("tool_choice without tools.", "tool_choice")
+            raise invalid("tool_choice without tools.", "tool_choice")
         return ToolPlan(None, None, TextParser)
     tools = _tools(request.tools)
     rendered = [_rendered(tool) for tool in request.tools]
@@ -92,11 +90,11 @@ def plan_tools(request: ChatRequest, form: ToolFormatName = "json") -> ToolPlan:
     if choice.mode == "named":
         name = choice.named
         if name not in tools:
-            raise _invalid(f"There is no tool {name!r}.", "tool_choice.function.name")
+            raise invalid(f"There is no tool {name!r}.", "tool_choice.function.name")
         one = tools[name]
         text = msgspec.json.encode(one.schema).decode()
         found = FoundConstraint(one.field, JsonSchema(schema=text), strict[name])
-        return ToolPlan(rendered, found, lambda: NamedParser(name, syntax.new_id), named=True)
+        return ToolPlan(rendered, found, lambda: NamedParser(name, syntax.new_id))
     tools = _allowed(tools, choice)
     once = request.parallel_tool_calls is False
     if choice.mode == "auto":
@@ -131,7 +129,7 @@ def _mode(word: str) -> Literal["none", "auto", "required"]:
         case "none" | "auto" | "required":
             return word
         case _:
-            raise _invalid(
+            raise invalid(
                 f"tool_choice is {word!r}; known are none, auto, required, a function and"
                 " allowed_tools.",
                 "tool_choice",
@@ -144,10 +142,10 @@ def _allowed(tools: dict[str, Tool], choice: _Choice) -> dict[str, Tool]:
         return tools
     at = "tool_choice.allowed_tools.tools"
     if not choice.allowed:
-        raise _invalid("No tool is allowed; tool_choice none says that.", at)
+        raise invalid("No tool is allowed; tool_choice none says that.", at)
     for i, name in enumerate(choice.allowed):
         if name not in tools:
-            raise _invalid(f"There is no tool {name!r}.", f"{at}[{i}].function.name")
+            raise invalid(f"There is no tool {name!r}.", f"{at}[{i}].function.name")
     return {name: tool for name, tool in tools.items() if name in choice.allowed}
 
 
@@ -156,9 +154,9 @@ def _tools(specs: list[ToolSpec]) -> dict[str, Tool]:
     tools: dict[str, Tool] = {}
     for i, spec in enumerate(specs):
         if spec.type != "function":
-            raise _invalid(f"Tools of type {spec.type!r} are not supported.", f"tools[{i}].type")
+            raise invalid(f"Tools of type {spec.type!r} are not supported.", f"tools[{i}].type")
         if spec.function.name in tools:
-            raise _invalid(f"Two tools are named {spec.function.name!r}.", f"tools[{i}].function")
+            raise invalid(f"Two tools are named {spec.function.name!r}.", f"tools[{i}].function")
         field = f"tools[{i}].function.parameters"
         tools[spec.function.name] = Tool(_parameters(spec.function.parameters, field), field)
     return tools
@@ -194,7 +192,3 @@ def _rendered(tool: ToolSpec) -> dict[str, object]:
     else:
         function["parameters"] = {"type": "object", "properties": {}}
     return {"type": "function", "function": function}
-
-
-def _invalid(message: str, param: str) -> InvalidRequest:
-    return InvalidRequest(message, param=param, code="invalid_value")

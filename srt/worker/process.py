@@ -122,10 +122,7 @@ class Worker:
             draws |= {i: Draw(error=reason) for i in hidden.rows if i not in draws}
         return StepResult(
             plan.step_id,
-            [
-                _row_result(plan.rows[i], draws.get(i, Draw()), hidden, i)
-                for i in range(len(plan.rows))
-            ],
+            [_row_result(row, draws.get(i, Draw()), hidden, i) for i, row in enumerate(plan.rows)],
             forward_seconds=seconds["forward"],
             mask_wait_seconds=seconds.get("mask_wait", 0.0),
             sample_seconds=seconds.get("sample", 0.0),

@@ -30,6 +30,7 @@ from phloem.srt.http.anthropic.replies import (
     OutputTokensDetails,
     SignatureDelta,
     Stop,
+    StopReason,
     StreamEvent,
     TextBlock,
     TextDelta,
@@ -136,8 +137,8 @@ class MessageAnswer:
             raise InvalidRequest("The request was aborted by its id.", code="aborted")
         if finish.reason is FinishReason.LENGTH:
             full = self._counter.usage().completion_tokens < self._max_tokens
-            reason = "model_context_window_exceeded" if full else "max_tokens"
-            return msgspec.convert({"stop_reason": reason, "stop_sequence": None}, Stop)
+            reason: StopReason = "model_context_window_exceeded" if full else "max_tokens"
+            return Stop(stop_reason=reason, stop_sequence=None)
         if isinstance(finish.matched, str):
             return Stop(stop_reason="stop_sequence", stop_sequence=finish.matched)
         called = self._choice.called

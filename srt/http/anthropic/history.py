@@ -24,6 +24,7 @@ from phloem.srt.http.anthropic.protocol import (
     ToolResult,
     ToolUse,
 )
+from phloem.srt.http.body import invalid
 from phloem.srt.http.protocol import CalledFunction, ContentPart, Message, MessageToolCall
 
 
@@ -69,7 +70,7 @@ def inner_messages(messages: Sequence[InputMessage]) -> list[Placed]:
     if calls:
         _unanswered(calls)
     if turn.role == "assistant" and isinstance(turn.blocks[-1][1], Thinking | RedactedThinking):
-        raise _invalid("An answer cannot begin in the middle of thinking.", turn.blocks[-1][0])
+        raise invalid("An answer cannot begin in the middle of thinking.", turn.blocks[-1][0])
     return placed
 
 
@@ -81,7 +82,7 @@ def _turns(messages: Sequence[InputMessage]) -> Iterator[_Turn]:
         if not blocks and role == "assistant":
             blocks = [(f"{at}.content", Text(text=""))]  # as a client got it
         if not blocks:
-            raise _invalid(f"A turn of role {role} needs content.", f"{at}.content")
+            raise invalid(f"A turn of role {role} needs content.", f"{at}.content")
         yield _Turn(role, at, blocks)
 
 
@@ -104,7 +105,7 @@ def _assistant(turn: _Turn, calls: dict[str, str]) -> Placed:
                 texts.append(block)
             case ToolUse():
                 if block.id in calls:
-                    raise _invalid(f"Two calls have the id {block.id!r}.", f"{at}.id")
+                    raise invalid(f"Two calls have the id {block.id!r}.", f"{at}.id")
                 calls[block.id] = at
                 made.append(_call(block, at))
             case Thinking():
@@ -125,7 +126,7 @@ def _assistant(turn: _Turn, calls: dict[str, str]) -> Placed:
 def _call(block: ToolUse, at: str) -> MessageToolCall:
     text = bytes(block.input).decode()
     if not text.startswith("{"):
-        raise _invalid("The input of a tool is an object.", f"{at}.input")
+        raise invalid("The input of a tool is an object.", f"{at}.input")
     return MessageToolCall(id=block.id, function=CalledFunction(name=block.name, arguments=text))
 
 
@@ -141,7 +142,7 @@ def _split(
         elif turn.role != "user":
             raise _out_of_place(block, at, turn.role)
         elif said:
-            raise _invalid("Results of tools come first in their turn.", f"{at}.type")
+            raise invalid("Results of tools come first in their turn.", f"{at}.type")
         else:
             results.append((at, block))
     return results, said
@@ -151,7 +152,7 @@ def _results(results: Sequence[tuple[str, ToolResult]], calls: dict[str, str]) -
     """Messages of role tool; takes what they answer out of `calls`, of which none may be left."""
     for at, block in results:
         if calls.pop(block.tool_use_id, None) is None:
-            raise _invalid(
+            raise invalid(
                 f"{block.tool_use_id!r} is no call of the turn before, or was answered already.",
                 f"{at}.tool_use_id",
             )
@@ -187,19 +188,15 @@ def _out_of_place(block: Block, at: str, role: str) -> InvalidRequest:
             param=f"{at}.type",
             code="unsupported_content",
         )
-    return _invalid(f"A turn of role {role} has no content of type {kind!r}.", f"{at}.type")
+    return invalid(f"A turn of role {role} has no content of type {kind!r}.", f"{at}.type")
 
 
 def _unanswered(calls: dict[str, str]) -> NoReturn:
     id_, at = next(iter(calls.items()))
-    raise _invalid(f"The call {id_!r} has no result in the turn that follows.", at)
+    raise invalid(f"The call {id_!r} has no result in the turn that follows.", at)
 
 
 def _parts(texts: Sequence[Text]) -> str | list[ContentPart]:
     if len(texts) == 1:
         return texts[0].text
     return [ContentPart(type="text", text=text.text) for text in texts] if texts else ""
-
-
-def _invalid(message: str, param: str) -> InvalidRequest:
-    return InvalidRequest(message, param=param, code="invalid_value")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from phloem.srt.errors import PhloemError
+from phloem.srt.http.responding import renamed
 
 _MESSAGE = re.compile(r"messages\[(?P<index>\d+)\](?P<rest>.*)")
 _QUOTED = re.compile(r"`(?P<path>[^`\s]+)`")
@@ -37,24 +37,14 @@ class Paths:
                 return outer + param[len(inner) :]
         return param
 
-    @contextmanager
-    def reported(self) -> Iterator[None]:
+    def reported(self) -> AbstractContextManager[None]:
         """Report what is wrong with the inner chat in the client's own terms."""
-        try:
-            yield
-        except PhloemError as error:
-            param = None if error.param is None else self.outer(error.param)
-            message = self._in_text(error.message, error.param or "")
-            if (message, param) == (error.message, error.param):
-                raise
-            raise type(error)(
-                message, param=param, code=error.code, retry_after=error.retry_after
-            ) from error
+        return renamed(self.outer, self._in_text)
 
-    def _in_text(self, message: str, param: str) -> str:
+    def _in_text(self, message: str, param: str | None) -> str:
         """The message with its paths as the client knows them: those between backticks, and the
         `param` itself where it cannot be taken for a word."""
         quoted = _QUOTED.sub(lambda found: f"`{self.outer(found['path'])}`", message)
-        if quoted != message or not _BELOW.search(param):
+        if quoted != message or param is None or not _BELOW.search(param):
             return quoted
         return message.replace(param, self.outer(param))

@@ -15,20 +15,11 @@ from phloem.srt.http.body import ABSENT
 from phloem.srt.http.protocol import (
     UNSUPPORTED,
     ChatRequest,
-    ConstraintFields,
+    CommonFields,
     Count,
-    Int32,
-    Int64,
-    Penalty,
     Positive,
     PositiveShare,
-    ProgramId,
-    RepetitionPenalty,
-    RequestId,
-    Seconds,
-    Share,
 )
-from phloem.srt.messages import JumpForward
 
 
 class Text(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
@@ -127,31 +118,9 @@ class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     format: OutputFormat | None = None
 
 
-class ExtraFields(ConstraintFields, kw_only=True):
+class ExtraFields(CommonFields, kw_only=True):
     """What this server understands beyond the Messages API, as `ChatRequest` has it."""
 
-    seed: Int64 | None = None
-    min_p: Share | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    logit_bias: dict[str, float] | None = None
-    min_tokens: Count | None = None
-    stop_token_ids: list[int] | None = None
-    stop_regex: str | list[str] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    stream_interval: Positive | None = None
-    priority: Int32 | None = None
-    cache_salt: str | None = None
-    extra_key: str | None = None
-    rid: RequestId | None = None
-    request_id: RequestId | None = None
-    program: ProgramId | None = None
-    timeout: Seconds | None = None
-    jump_forward: JumpForward | None = None
     chat_template_kwargs: dict[str, object] | None = None
 
 

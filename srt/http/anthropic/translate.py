@@ -21,7 +21,7 @@ from phloem.srt.http.anthropic.protocol import (
     Tool,
     ToolChoice,
 )
-from phloem.srt.http.body import given, unsupported
+from phloem.srt.http.body import given, invalid, unsupported
 from phloem.srt.http.protocol import ChatRequest, Effort, FunctionSpec, Message, ToolSpec
 
 _PLACES: Final = {
@@ -56,7 +56,7 @@ def translated(body: CountRequest) -> Translated:
     format_at, format_ = _output_format(body)
     if format_ is not None:
         if given(body.response_format):
-            raise _invalid(f"`response_format` and `{format_at}` say the same.", format_at)
+            raise invalid(f"`response_format` and `{format_at}` say the same.", format_at)
         fields["response_format"] = _response_format(format_)
     if isinstance(body, MessagesRequest):
         _check_thinking(body)
@@ -104,7 +104,7 @@ def _output_format(body: CountRequest) -> tuple[str, OutputFormat | None]:
     """The format that the output is to have, and where it stands: its older place is the top."""
     newer = None if body.output_config is None else body.output_config.format
     if newer is not None and body.output_format is not None:
-        raise _invalid("`output_format` and `output_config.format` say the same.", "output_format")
+        raise invalid("`output_format` and `output_config.format` say the same.", "output_format")
     if body.output_format is not None:
         return "output_format", body.output_format
     return "output_config.format", newer
@@ -135,7 +135,7 @@ def _effort(body: CountRequest) -> tuple[str, Effort | None]:
 def _check_thinking(body: MessagesRequest) -> None:
     thinking = body.thinking
     if isinstance(thinking, ThinkingEnabled) and thinking.budget_tokens >= body.max_tokens:
-        raise _invalid(
+        raise invalid(
             f"budget_tokens ({thinking.budget_tokens}) leaves nothing of max_tokens"
             f" ({body.max_tokens}) to the answer.",
             "thinking.budget_tokens",
@@ -156,7 +156,7 @@ def _tool(tool: Tool, at: str) -> ToolSpec:
     if tool.allowed_callers is not None and "direct" not in tool.allowed_callers:
         raise unsupported(f"{at}.allowed_callers", "the model alone calls tools")
     if not given(tool.input_schema):
-        raise _invalid("A tool needs the schema of its input.", f"{at}.input_schema")
+        raise invalid("A tool needs the schema of its input.", f"{at}.input_schema")
     function = FunctionSpec(
         name=tool.name,
         description=tool.description,
@@ -172,7 +172,7 @@ def _tool_choice(choice: ToolChoice | None) -> Raw:
     if choice.type != "tool":
         return Raw(b'"required"' if choice.type == "any" else b'"%s"' % choice.type.encode())
     if choice.name is None:
-        raise _invalid("tool_choice of type tool needs the tool's name.", "tool_choice.name")
+        raise invalid("tool_choice of type tool needs the tool's name.", "tool_choice.name")
     return Raw(msgspec.json.encode({"type": "function", "function": {"name": choice.name}}))
 
 
@@ -180,7 +180,3 @@ def _parallel(choice: ToolChoice | None) -> bool | None:
     if choice is None or choice.disable_parallel_tool_use is None:
         return None
     return not choice.disable_parallel_tool_use
-
-
-def _invalid(message: str, param: str) -> InvalidRequest:
-    return InvalidRequest(message, param=param, code="invalid_value")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
@@ -10,8 +9,7 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 from aiohttp import web
 
-from phloem.srt.errors import InvalidRequest
-from phloem.srt.http.body import BodyReader
+from phloem.srt.http.body import BodyReader, invalid
 from phloem.srt.http.caller import Caller
 from phloem.srt.http.context import SERVING, Serving
 from phloem.srt.http.embeddings.routes import embeddings_reader, embeddings_reply
@@ -21,6 +19,7 @@ from phloem.srt.http.protocol import GenerationFields, PlanFields
 from phloem.srt.http.responding import Answer, Call, whole
 from phloem.srt.http.responses.protocol import responses_reader
 from phloem.srt.http.responses.service import RESPONSES
+from phloem.srt.http.sampling import response_id
 from phloem.srt.tenants import Tenant
 
 BATCH_PRIORITY: Final = -100
@@ -75,7 +74,7 @@ async def _responses(body: bytes, app: web.Application, tenant: Tenant, deadline
     fields, unknown = responses_reader.decode_noting(body)
     _fit(fields, deadline_s)
     if fields.background:
-        raise _refused("background", "A request of a batch runs in no other background.")
+        raise invalid("A request of a batch runs in no other background.", "background")
     asked = await service.ask(fields, unknown, ctx, _caller(tenant, fields.program))
     call = asked.prepared.call
     return Work(
@@ -88,7 +87,7 @@ async def _responses(body: bytes, app: web.Application, tenant: Tenant, deadline
 async def _embeddings(body: bytes, app: web.Application, tenant: Tenant, deadline_s: float) -> Work:
     ctx, fields = app[SERVING], embeddings_reader.decode(body)
     fields.timeout = fields.timeout or deadline_s
-    fields.rid = fields.rid or fields.request_id or f"embd-{uuid.uuid4().hex}"
+    fields.rid = response_id(fields, "embd")
     several = not isinstance(fields.input, str) and not any(
         isinstance(i, int) for i in fields.input
     )
@@ -101,7 +100,7 @@ async def _embeddings(body: bytes, app: web.Application, tenant: Tenant, deadlin
 
 def _fit(fields: GenerationFields, deadline_s: float) -> None:
     if fields.stream:
-        raise _refused("stream", "A request of a batch has a whole reply, not a stream.")
+        raise invalid("A request of a batch has a whole reply, not a stream.", "stream")
     if fields.timeout is None:
         fields.timeout = deadline_s
 
@@ -109,10 +108,6 @@ def _fit(fields: GenerationFields, deadline_s: float) -> None:
 def _caller(tenant: Tenant, program: str | None, plan: PlanFields | None = None) -> Caller:
     behind = msgspec.structs.replace(tenant, priority=tenant.priority + BATCH_PRIORITY)
     return Caller.of(behind, program, plan)
-
-
-def _refused(param: str, message: str) -> InvalidRequest:
-    return InvalidRequest(message, param=param, code="invalid_value")
 
 
 ENDPOINTS: Final[Mapping[str, Endpoint]] = {

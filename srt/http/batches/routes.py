@@ -12,11 +12,11 @@ from typing import Final
 from aiohttp import hdrs, web
 from msgspec import UNSET
 
+from phloem.srt.disk import sync
 from phloem.srt.errors import Forbidden, InvalidRequest, NotFound
 from phloem.srt.http.access import CALLER
 from phloem.srt.http.batches import store
 from phloem.srt.http.batches.endpoints import ENDPOINTS
-from phloem.srt.http.batches.journal import sync_folder
 from phloem.srt.http.batches.protocol import (
     Batch,
     BatchList,
@@ -177,7 +177,7 @@ def _refuse_other_pages(request: web.Request) -> None:
 
 def _keep(incoming: Path, path: Path) -> None:
     incoming.replace(path)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 async def _file(request: web.Request) -> FileObject:

@@ -11,8 +11,7 @@ import numpy as np
 from aiohttp import web
 from numpy.typing import NDArray
 
-from phloem.srt.errors import InvalidRequest
-from phloem.srt.http.body import BodyReader, unsupported
+from phloem.srt.http.body import BodyReader, invalid_at
 from phloem.srt.http.caller import Caller, caller_of
 from phloem.srt.http.context import Serving, serving
 from phloem.srt.http.embeddings.calls import Embedding, EmbedOptions, Text, embed
@@ -30,10 +29,10 @@ from phloem.srt.http.embeddings.protocol import (
     EncodeRequest,
 )
 from phloem.srt.http.fanout import part_rid
-from phloem.srt.http.native_protocol import EMPTY_JSON
+from phloem.srt.http.native_protocol import refuse_unsupported
 from phloem.srt.http.responding import json_response
 from phloem.srt.http.routes import Access, Route
-from phloem.srt.http.sampling import check_model
+from phloem.srt.http.sampling import check_model, response_id
 
 embeddings_reader = BodyReader(EmbeddingsRequest, unsupported=UNSUPPORTED)
 encode_reader = BodyReader(EncodeRequest)
@@ -51,17 +50,9 @@ async def embeddings_reply(
     """The reply of `POST /v1/embeddings`. Raises what `embed` raises, and `NotFound` for another
     model."""
     check_model(body.model, ctx.engine.card)
-    options = EmbedOptions(
-        pooling=body.pooling,
-        normalize=body.normalize is not False,
-        dimensions=body.dimensions,
-        namespace=caller.tenant.namespace(body.extra_key, body.cache_salt),
-        priority=caller.priority(body.priority),
-        deadline_s=body.timeout,
-    )
+    options = _options(body, caller)
     texts, _ = _texts(body.input, "input")
-    rid = body.rid or body.request_id or f"embd-{uuid.uuid4().hex}"
-    found = await embed(ctx, caller, rid, texts, options)
+    found = await embed(ctx, caller, response_id(body, "embd"), texts, options)
     in_base64 = body.encoding_format == "base64"
     tokens = sum(one.prompt_tokens for one in found)
     return EmbeddingsReply(
@@ -81,16 +72,24 @@ async def encode(request: web.Request) -> web.Response:
     ctx = serving(request)
     started = time.perf_counter()
     body = await encode_reader.read(request)
-    _refuse_unsupported(body)
+    refuse_unsupported(body, UNSUPPORTED_RAW, UNSUPPORTED_FLAGS)
     caller = caller_of(request, body.program)
     if (body.text is None) == (body.input_ids is None):
-        raise _invalid("Exactly one of text and input_ids is wanted.", "text")
+        raise invalid_at("Exactly one of text and input_ids is wanted.", "text")
     texts, several = (
         _texts(body.text, "text")
         if body.text is not None
         else _texts(body.input_ids or [], "input_ids")
     )
-    options = EmbedOptions(
+    rid = body.rid or uuid.uuid4().hex
+    found = await embed(ctx, caller, rid, texts, _options(body, caller))
+    seconds = time.perf_counter() - started
+    replies = [_encoded(one, part_rid(rid, i, len(found)), seconds) for i, one in enumerate(found)]
+    return json_response(replies if several else replies[0])
+
+
+def _options(body: EmbeddingsRequest | EncodeRequest, caller: Caller) -> EmbedOptions:
+    return EmbedOptions(
         pooling=body.pooling,
         normalize=body.normalize is not False,
         dimensions=body.dimensions,
@@ -98,11 +97,6 @@ async def encode(request: web.Request) -> web.Response:
         priority=caller.priority(body.priority),
         deadline_s=body.timeout,
     )
-    rid = body.rid or uuid.uuid4().hex
-    found = await embed(ctx, caller, rid, texts, options)
-    seconds = time.perf_counter() - started
-    replies = [_encoded(one, part_rid(rid, i, len(found)), seconds) for i, one in enumerate(found)]
-    return json_response(replies if several else replies[0])
 
 
 def _texts(
@@ -112,15 +106,15 @@ def _texts(
     if isinstance(given, str):
         return [Text(given, param)], False
     if not given:
-        raise _invalid("There is nothing to embed.", param)
+        raise invalid_at("There is nothing to embed.", param)
     ids = [one for one in given if isinstance(one, int)]
     if len(ids) == len(given):
         return [Text(ids, param)], False
     texts = [Text(one, f"{param}[{i}]") for i, one in enumerate(given) if not isinstance(one, int)]
     if len(texts) != len(given) or len({type(one.value) for one in texts}) > 1:
-        raise _invalid("A list holds strings, ids or lists of ids, not both.", param)
+        raise invalid_at("A list holds strings, ids or lists of ids, not both.", param)
     if len(texts) > MAX_TEXTS:
-        raise _invalid(f"At most {MAX_TEXTS} texts, not {len(texts)}.", param)
+        raise invalid_at(f"At most {MAX_TEXTS} texts, not {len(texts)}.", param)
     return texts, True
 
 
@@ -140,19 +134,6 @@ def _encoded(one: Embedding, rid: str, seconds: float) -> EncodeReply:
             queue_time=one.queue_seconds,
         ),
     )
-
-
-def _refuse_unsupported(body: EncodeRequest) -> None:
-    for name in UNSUPPORTED_RAW:
-        if bytes(getattr(body, name)) not in EMPTY_JSON:
-            raise unsupported(name)
-    for name in UNSUPPORTED_FLAGS:
-        if getattr(body, name):
-            raise unsupported(name)
-
-
-def _invalid(message: str, param: str) -> InvalidRequest:
-    return InvalidRequest(f"{param}: {message}", param=param, code="invalid_value")
 
 
 ROUTES: Final = (

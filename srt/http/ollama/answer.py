@@ -6,6 +6,7 @@ A tool call is one line, when its arguments are complete; one that was cut off i
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +72,7 @@ class Said:
     calls: Sequence[ToolCall] = ()
 
 
-class _Answer:
+class _Answer(ABC):
     """One answer, of the one sequence that a request has."""
 
     def __init__(
@@ -132,8 +133,8 @@ class _Answer:
             **self._watch.durations(),
         }
 
-    def _line(self, said: Said, **fields: Any) -> Reply:
-        raise NotImplementedError
+    @abstractmethod
+    def _line(self, said: Said, **fields: Any) -> Reply: ...
 
 
 class ChatAnswer(_Answer):

@@ -7,14 +7,13 @@ completion. What is wrong is reported under the names of this protocol.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
 
-from phloem.srt.errors import InvalidRequest, NotFound, PhloemError, Unavailable
+from phloem.srt.errors import InvalidRequest, NotFound, Unavailable
 from phloem.srt.generation import ModelCard
 from phloem.srt.http.body import unsupported
 from phloem.srt.http.caller import Caller
@@ -35,7 +34,7 @@ from phloem.srt.http.ollama.protocol import (
     Options,
 )
 from phloem.srt.http.ollama.turns import inner_messages
-from phloem.srt.http.openai_calls import completion_call, prepare_chat
+from phloem.srt.http.openai_calls import completion_call, prepare_chat, top_logprobs
 from phloem.srt.http.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -111,22 +110,6 @@ def served_model(body: KeptFields, ctx: Serving, *, load: bool) -> str:
     return name
 
 
-@contextmanager
-def own_names(name: Callable[[str], str]) -> Iterator[None]:
-    """Report errors of inner fields under the names that `name` gives them."""
-    try:
-        yield
-    except PhloemError as error:
-        if error.param is None or name(error.param) == error.param:
-            raise
-        raise type(error)(
-            error.message,
-            param=name(error.param),
-            code=error.code,
-            retry_after=error.retry_after,
-        ) from error
-
-
 async def chat_call(
     body: ChatBody, unknown: Sequence[str], ctx: Serving, caller: Caller, watch: Stopwatch
 ) -> tuple[Call, Answer]:
@@ -193,7 +176,7 @@ async def _untemplated(body: GenerateBody, options: Options, ctx: Serving, calle
         prompt=[*ids],
         stop_token_ids=list(ends),
         max_tokens=ctx.engine.card.context_length if limit is None else limit,
-        logprobs=_top_logprobs(body),
+        logprobs=top_logprobs(body.logprobs, body.top_logprobs),
         **_fields(body, options, ctx.engine.card),
     )
     request.rid = response_id(request, "ollama")
@@ -277,13 +260,3 @@ def _warnings(
         longest = min(longest, options.num_ctx or longest)
         warnings.expect_length("options.num_predict", limit, longest)
     return warnings
-
-
-def _top_logprobs(body: AnswerFields) -> int | None:
-    if body.logprobs:
-        return body.top_logprobs or 0
-    if body.top_logprobs is not None:
-        raise InvalidRequest(
-            "top_logprobs without logprobs.", param="top_logprobs", code="invalid_value"
-        )
-    return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from typing import Final
 
 from aiohttp import web
@@ -20,6 +19,7 @@ from phloem.srt.http.ollama.protocol import EmbedBody, EmbeddingsBody
 from phloem.srt.http.ollama.replies import EmbeddingsReply, EmbedReply
 from phloem.srt.http.responding import json_response
 from phloem.srt.http.routes import Access, Route
+from phloem.srt.http.sampling import response_id
 
 _embed_reader = BodyReader(EmbedBody)
 _embeddings_reader = BodyReader(EmbeddingsBody)
@@ -81,8 +81,7 @@ async def _embed(
         priority=caller.priority(body.priority),
         deadline_s=body.timeout,
     )
-    rid = body.rid or body.request_id or f"ollama-{uuid.uuid4().hex}"
-    return await embed_texts(ctx, caller, rid, texts, options)
+    return await embed_texts(ctx, caller, response_id(body, "ollama"), texts, options)
 
 
 def _texts(given: str | list[str] | None) -> list[Text]:

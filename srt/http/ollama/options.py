@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import msgspec
 
-from phloem.srt.errors import InvalidRequest, PromptTooLong
+from phloem.srt.errors import PromptTooLong
 from phloem.srt.generation import GenerateRequest, ModelCard
-from phloem.srt.http.body import unsupported
+from phloem.srt.http.body import invalid, unsupported
 from phloem.srt.http.ollama.protocol import Options
 from phloem.srt.http.responding import Call
 
@@ -41,7 +41,7 @@ def sampling_fields(options: Options, card: ModelCard) -> dict[str, Any]:
         if getattr(options, name) not in values:
             raise unsupported(f"options.{name}", "there is no such sampler here")
     if options.num_ctx is not None and options.num_ctx > card.context_length:
-        raise _invalid(
+        raise invalid(
             f"options.num_ctx {options.num_ctx} is more than the context of {card.context_length} "
             "tokens that this server was started with.",
             "options.num_ctx",
@@ -60,7 +60,7 @@ def sampling_fields(options: Options, card: ModelCard) -> dict[str, Any]:
 def max_tokens(options: Options) -> int | None:
     """`num_predict`; None (as -1 and -2 have it) is up to the context's end."""
     if options.num_predict == 0:
-        raise _invalid(
+        raise invalid(
             "options.num_predict is at least 1, or -1 or -2 for as many as fit.",
             "options.num_predict",
         )
@@ -94,7 +94,7 @@ def asks_to_unload(keep_alive: float | str | None) -> bool:
     """Whether `keep_alive` asks that the model be unloaded at once. Raises `InvalidRequest` for
     what is no duration."""
     if isinstance(keep_alive, str) and not _DURATION.fullmatch(keep_alive):
-        raise _invalid(
+        raise invalid(
             "keep_alive is a number of seconds or a duration like 5m or 1h30m, not "
             f"{keep_alive!r}.",
             "keep_alive",
@@ -123,7 +123,3 @@ def _penalties(options: Options, card: ModelCard) -> dict[str, float]:
 
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
-
-
-def _invalid(message: str, param: str) -> InvalidRequest:
-    return InvalidRequest(message, param=param, code="invalid_value")

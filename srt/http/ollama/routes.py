@@ -23,7 +23,6 @@ from phloem.srt.http.ollama.calls import (
     chat_name,
     generate_call,
     generate_name,
-    own_names,
     plain_name,
     served_model,
 )
@@ -50,7 +49,7 @@ from phloem.srt.http.ollama.replies import (
     timestamp,
 )
 from phloem.srt.http.ops import package_version
-from phloem.srt.http.responding import json_response, respond
+from phloem.srt.http.responding import json_response, renamed, respond
 from phloem.srt.http.routes import Access, Route
 from phloem.srt.http.stream import EventStream
 
@@ -76,7 +75,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
                 model=name, created_at=timestamp(), response="", done=True, done_reason="load"
             )
         )
-    with own_names(generate_name):
+    with renamed(generate_name):
         caller = caller_of(request, body.program)
         call, answer = await generate_call(body, unknown, ctx, caller, watch)
         watch.submit()
@@ -100,7 +99,7 @@ async def chat(request: web.Request) -> web.StreamResponse:
                 done_reason="load",
             )
         )
-    with own_names(chat_name):
+    with renamed(chat_name):
         caller = caller_of(request, body.program)
         call, answer = await chat_call(body, unknown, ctx, caller, watch)
         watch.submit()

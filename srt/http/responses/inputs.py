@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Raw
 
 from phloem.srt.errors import InvalidRequest
-from phloem.srt.http.body import ABSENT, given, unsupported
+from phloem.srt.http.body import ABSENT, given, invalid, unsupported
 from phloem.srt.http.constraint_values import convert
 from phloem.srt.http.responses.items import (
     FunctionCallItem,
@@ -96,7 +96,7 @@ def _read(raw: Raw, at: str) -> Placed | Reference:
 def _message(sent: _Sent, at: str) -> Item:
     role = _wanted(sent.role, f"{at}.role")
     if role not in ROLES:
-        raise _invalid(f"{role!r} is not a role: {', '.join(ROLES)}.", f"{at}.role")
+        raise invalid(f"{role!r} is not a role: {', '.join(ROLES)}.", f"{at}.role")
     texts = _texts(sent.content, f"{at}.content", ("input_text", "output_text", "text", "refusal"))
     made = OutputText if role == "assistant" else InputText
     return MessageItem(
@@ -153,7 +153,7 @@ def _texts(raw: Raw, at: str, types: tuple[str, ...], *, optional: bool = False)
     if not given(raw):
         if optional:
             return []
-        raise _invalid(f"{at} is missing.", at)
+        raise invalid(f"{at} is missing.", at)
     if bytes(raw).startswith(b'"'):
         return [convert(raw, str, at)]
     texts: list[str] = []
@@ -172,9 +172,5 @@ def _texts(raw: Raw, at: str, types: tuple[str, ...], *, optional: bool = False)
 
 def _wanted(value: str | None, param: str) -> str:
     if value is None:
-        raise _invalid(f"{param} is missing.", param)
+        raise invalid(f"{param} is missing.", param)
     return value
-
-
-def _invalid(message: str, param: str) -> InvalidRequest:
-    return InvalidRequest(message, param=param, code="invalid_value")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Final
 
-from phloem.srt.errors import PhloemError
+from phloem.srt.http.responding import renamed
 from phloem.srt.http.warning import ReplyWarning
 
 _QUOTED: Final = re.compile("`([^`]+)`")
@@ -28,23 +28,17 @@ class Paths:
                 return outer + rest
         return param
 
-    @contextmanager
-    def translated(self) -> Iterator[None]:
+    def translated(self) -> AbstractContextManager[None]:
         """Errors that leave name the outer field."""
-        try:
-            yield
-        except PhloemError as error:
-            if error.param is not None:
-                error.message = self._message(error.message, error.param)
-                error.args = (error.message,)
-                error.param = self.outer(error.param)
-            raise
+        return renamed(self.outer, self._message)
 
     def warning(self, inner: ReplyWarning) -> ReplyWarning:
         """A warning under the outer field."""
         return ReplyWarning(self.outer(inner.param), self._message(inner.message, inner.param))
 
-    def _message(self, message: str, param: str) -> str:
+    def _message(self, message: str, param: str | None) -> str:
         """A message about `param`, which may quote other fields, too."""
+        if param is None:
+            return message
         message = message.replace(param, self.outer(param))
         return _QUOTED.sub(lambda match: f"`{self.outer(match[1])}`", message)

@@ -5,20 +5,17 @@ https://platform.openai.com/docs/api-reference/responses-streaming
 
 from __future__ import annotations
 
-import logging
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from phloem.srt.errors import InternalError, PhloemError
+from phloem.srt.errors import PhloemError
 from phloem.srt.generation import ConstraintOutcome
 from phloem.srt.http.replies import TokenLogprobEntry
 from phloem.srt.http.replies import Usage as ChatUsage
 from phloem.srt.http.responses.items import Item, OutputItem, OutputText, ReasoningText
 from phloem.srt.http.warning import ReplyWarning
-
-logger = logging.getLogger(__name__)
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 UNFINISHED: tuple[Status, ...] = ("queued", "in_progress")
@@ -270,14 +267,6 @@ def usage_of(chat: ChatUsage) -> ResponseUsage:
         ),
         total_tokens=chat.total_tokens,
     )
-
-
-def known_error(error: Exception) -> PhloemError:
-    """`error` as one that may be told; what nobody foresaw is logged."""
-    if isinstance(error, PhloemError):
-        return error
-    logger.error("A response failed", exc_info=error)
-    return InternalError("The server failed while answering.")
 
 
 def response_error(error: PhloemError) -> ResponseError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
@@ -12,14 +11,13 @@ from msgspec import Meta
 
 from phloem.srt.errors import InvalidRequest
 from phloem.srt.http.access import CALLER
-from phloem.srt.http.body import read_query
+from phloem.srt.http.body import read_query, unsupported
 from phloem.srt.http.caller import caller_of
 from phloem.srt.http.context import serving
-from phloem.srt.http.errors import REQUEST_ID
+from phloem.srt.http.errors import REQUEST_ID, known_error
 from phloem.srt.http.middleware import REQUEST_ID_HEADER
-from phloem.srt.http.pacing import paced
 from phloem.srt.http.protocol import Count
-from phloem.srt.http.responding import json_response, running
+from phloem.srt.http.responding import json_response, streaming
 from phloem.srt.http.responses.asked import Asked
 from phloem.srt.http.responses.frames import ResponseFrames
 from phloem.srt.http.responses.protocol import ResponsesRequest, responses_reader
@@ -29,7 +27,6 @@ from phloem.srt.http.responses.replies import (
     InputTokens,
     ItemList,
     Response,
-    known_error,
 )
 from phloem.srt.http.responses.runs import Run
 from phloem.srt.http.responses.service import Responses, responses_of
@@ -60,29 +57,28 @@ async def create(request: web.Request) -> web.StreamResponse:
     service, ctx = responses_of(request), serving(request)
     asked = await service.ask(body, unknown, ctx, caller_of(request, body.program))
     REQUEST_ID.set(asked.prepared.call.rid)
-    with asked.prepared.paths.translated():
-        if body.background:
-            return await _in_background(request, body, service, asked)
-        if body.stream:
-            return await _streamed(request, service, asked)
+    if body.background:
+        return await _in_background(request, body, service, asked)
+    if not body.stream:
         return json_response(await service.whole(asked, ctx, request[CALLER].name))
+    with asked.prepared.paths.translated():
+        return await _streamed(request, service, asked)
 
 
 async def _streamed(request: web.Request, service: Responses, asked: Asked) -> web.StreamResponse:
     """An error after the 200 is told by the last event, `response.failed`."""
     answer, frames, call = asked.answer(), ResponseFrames(), asked.prepared.call
-    async with running(serving(request), call) as events:
+    async with streaming(serving(request), call) as events:
         async with _stream(request, call.rid, frames) as out:
             await out.write(b"".join(map(frames.frame, answer.opening())))
             try:
                 with asked.prepared.paths.translated():
-                    async with aclosing(paced(events, [call.stream_interval])) as timely:
-                        async for one in timely:
-                            await out.write(b"".join(map(frames.frame, answer.frames(*one))))
+                    async for one in events:
+                        await out.write(b"".join(map(frames.frame, answer.frames(*one))))
             except ConnectionResetError:  # the client is gone
                 raise
             except Exception as error:
-                answer.failed(known_error(error))
+                answer.failed(known_error(error, "A response"))
             await service.keep(asked, answer.response, request[CALLER].name)
             await out.write(b"".join(map(frames.frame, answer.closing())))
         return out.response
@@ -106,11 +102,7 @@ async def retrieve(request: web.Request) -> web.StreamResponse:
             "starting_after without stream.", param="starting_after", code="invalid_value"
         )
     if query.include_obfuscation:
-        raise InvalidRequest(
-            "`include_obfuscation` cannot be honoured: events are not padded.",
-            param="include_obfuscation",
-            code="unsupported_parameter",
-        )
+        raise unsupported("include_obfuscation", "events are not padded")
     service, tenant, id_ = _named(request)
     run = service.runs.get(tenant, id_)
     if not query.stream:

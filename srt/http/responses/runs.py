@@ -6,17 +6,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 
 from phloem.srt.errors import NotFound, QueueFull
 from phloem.srt.http.context import Serving
-from phloem.srt.http.pacing import paced
-from phloem.srt.http.responding import running
+from phloem.srt.http.errors import known_error
+from phloem.srt.http.responding import streaming
 from phloem.srt.http.responses.asked import Asked
-from phloem.srt.http.responses.replies import Event, Response, known_error
+from phloem.srt.http.responses.replies import Event, Response
 from phloem.srt.http.responses.store import ResponseStore
 
 MAX_RUNS: Final = 1024
@@ -82,7 +82,7 @@ class Runs:
 
     async def start(self, ctx: Serving, run: Run) -> None:
         """Begin `run`; returns when the engine accepted it and the store knows of it. Raises what
-        `running` raises, and `QueueFull`."""
+        `streaming` raises, and `QueueFull`."""
         if len(self._runs) >= MAX_RUNS:
             raise QueueFull(f"{MAX_RUNS} responses are running in the background.")
         key = run.tenant, run.id
@@ -124,7 +124,7 @@ class Runs:
                 raise
             run.publish(run.answer.cancelled())
         except Exception as error:
-            known = known_error(error)
+            known = known_error(error, "A response")
             if not run.accepted.done():
                 run.accepted.set_exception(known)
                 return
@@ -146,10 +146,8 @@ class Runs:
     async def _generate(self, ctx: Serving, run: Run) -> None:
         prepared = run.asked.prepared
         with prepared.paths.translated():
-            async with running(ctx, prepared.call) as events:
+            async with streaming(ctx, prepared.call) as events:
                 await self._store.save(run.tenant, run.answer.response, run.asked.sent)
                 run.accepted.set_result(None)
-                intervals = [prepared.call.stream_interval]
-                async with aclosing(paced(events, intervals)) as timely:
-                    async for index, chunk in timely:
-                        run.publish(run.answer.frames(index, chunk))
+                async for index, chunk in events:
+                    run.publish(run.answer.frames(index, chunk))

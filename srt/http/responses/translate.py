@@ -12,7 +12,7 @@ from msgspec import UNSET, Raw
 
 from phloem.srt.errors import InvalidRequest
 from phloem.srt.generation import ModelCard
-from phloem.srt.http.body import given, unsupported
+from phloem.srt.http.body import given, invalid, unsupported
 from phloem.srt.http.caller import Caller
 from phloem.srt.http.context import Serving
 from phloem.srt.http.openai_calls import PreparedChat, prepare_chat
@@ -196,12 +196,12 @@ def _check(body: ResponsesRequest) -> None:
     _check_names(body)
     if body.stream_options is not None:
         if not body.stream:
-            raise _invalid("stream_options without stream.", "stream_options")
+            raise invalid("stream_options without stream.", "stream_options")
         for name in ("include_obfuscation", "continuous_usage_stats", "include_fields"):
             if getattr(body.stream_options, name):
                 raise unsupported(f"stream_options.{name}")
     if body.background and body.store is False:
-        raise _invalid("What runs in the background has to be stored.", "store")
+        raise invalid("What runs in the background has to be stored.", "store")
     check_include(body.include or ())
     if body.text is not None and body.text.verbosity not in (None, "medium"):
         raise unsupported("text.verbosity", "the model has no such setting")
@@ -239,7 +239,7 @@ def _response_format(form: TextFormat) -> Raw | None:
     """A chat's `response_format`; None for free text. Raises `InvalidRequest` for a schema that is
     missing, or is not wanted."""
     if form.type not in ("text", "json_object", "json_schema"):
-        raise _invalid(
+        raise invalid(
             f"text.format.type is {form.type!r}; known are text, json_object and json_schema.",
             "text.format.type",
         )
@@ -298,7 +298,3 @@ def _format_echo(body: ResponsesRequest) -> FormatEcho:
         schema=form.schema,
         strict=form.strict is not False,
     )
-
-
-def _invalid(message: str, param: str) -> InvalidRequest:
-    return InvalidRequest(message, param=param, code="invalid_value")
