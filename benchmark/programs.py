@@ -20,33 +20,31 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-import psutil
 from asked import Tokenize, least_prefill, model_tokenizer, watch
 from common import Watch, write_json
-from peers import NotInstalled, PeerFailed, Running, Setting, running
+from peers import Running, running
 from rich.console import Console
 from rich.table import Table
-from sides import HINTS, SIDES, Client, NamingBackend, Side
+from sides import HINTS, SIDES, Client, EndingBackend, Side
+from turns import add_options, names, report, setting, take_turns
 
 import phloem
 from phloem.srt.bench.prefix import TokenTrie
-from phloem.srt.bench.report import percentile
+from phloem.srt.bench.report import percentile, rate_ratios
 from phloem.srt.config import DEFAULT_MODEL
 from phloem.srt.hub import resolve_model
-from phloem.srt.resolve import detect_hardware
 
 FOLDER = Path(__file__).with_name("programs")
 WORKLOADS = (
@@ -119,15 +117,14 @@ def run_one(
     program: phloem.Program[..., Any],
     item: dict[str, Any],
     backend: Client,
-    name: str,
 ) -> Ended:
     """One program, from its start to the end of all its calls."""
-    within = backend.named(name) if isinstance(backend, NamingBackend) else nullcontext()
     began = time.perf_counter()
     try:
-        with within:
-            state = program.run(**item, backend=backend)
-            seconds = time.perf_counter() - began
+        state = program.run(**item, backend=backend)
+        seconds = time.perf_counter() - began
+        if isinstance(backend, EndingBackend):
+            backend.ended(state)
         workload.check(state)  # reads what the program itself may not have read
     except Exception as error:  # whatever it was, the others go on
         return Ended(time.perf_counter() - began, error=f"{type(error).__name__}: {error}"[:300])
@@ -146,10 +143,7 @@ def measure(
     before = computed(SIDES[side], server.url)
     with Watch(server.pid or None) as meanwhile, ThreadPoolExecutor(arguments.concurrency) as pool:
         began = time.perf_counter()
-        work = [
-            pool.submit(run_one, workload, program, item, backend, f"{name}-{round_}-{i}")
-            for i, item in enumerate(items)
-        ]
+        work = [pool.submit(run_one, workload, program, item, backend) for item in items]
         ended = [future.result() for future in work]
         seconds = time.perf_counter() - began
     after = computed(SIDES[side], server.url)
@@ -250,25 +244,12 @@ def warm_up(s: phloem.State) -> None:
 
 def compare_sides(session: Session) -> None:
     arguments = session.arguments
-    setting = Setting(
-        model=arguments.model.resolve(),
-        model_folder=arguments.model_folder,
-        threads=arguments.threads,
-        dtype=arguments.dtype,
-    )
-    with tempfile.TemporaryDirectory(prefix="phloem-bench-") as logs:
-        for round_ in range(arguments.repeat):
-            for name in arguments.sides:
-                if name in session.skipped:
-                    continue
-                side = SIDES[name]
-                log = Path(logs) / f"{name}.log"
-                try:
-                    with running(side.peer, setting, log, side.flags) as server:
-                        session.round(name, server, round_)
-                except (NotInstalled, PeerFailed) as error:
-                    session.skipped[name] = str(error)
-                    console.print(f"[yellow]{name} is skipped: {error}")
+    given = setting(arguments)
+
+    def start(name: str, log: Path) -> AbstractContextManager[Running]:
+        return running(SIDES[name].peer, given, log, SIDES[name].flags)
+
+    take_turns(arguments.sides, arguments.repeat, session.skipped, start, session.round)
 
 
 def measure_url(session: Session) -> None:
@@ -290,19 +271,8 @@ def measure_url(session: Session) -> None:
 def ratios(runs: Sequence[Figures]) -> dict[str, dict[str, float]]:
     """Programs a second of the first side over each other side's, by workload: the median of the
     ratios of rounds."""
-    rates: dict[str, dict[str, list[float]]] = {}
-    for run in runs:
-        rates.setdefault(run.workload, {}).setdefault(run.side, []).append(run.programs_per_s)
-    first = runs[0].side if runs else ""
-    return {
-        workload: {
-            side: float(np.median([a / b for a, b in zip(ours, theirs, strict=False) if b]))
-            for side, theirs in by_side.items()
-            if side != first and any(theirs)
-        }
-        for workload, by_side in rates.items()
-        if (ours := by_side.get(first))
-    }
+    rates = ((run.workload, run.side, run.programs_per_s) for run in runs)
+    return rate_ratios(rates, runs[0].side if runs else "")
 
 
 def median_run(runs: Sequence[Figures]) -> Figures:
@@ -348,11 +318,7 @@ def render(runs: Sequence[Figures]) -> Table:
 
 def show(session: Session) -> None:
     """The median run of every workload on every side, the ratios, and who was skipped."""
-    output = Console()
-    if not output.is_terminal:
-        output.width = max(output.width, 160)
-    for name, reason in session.skipped.items():
-        output.print(f"skipped {name}: {reason.splitlines()[0]}")
+    output = report(session.skipped)
     groups: dict[tuple[str, str], list[Figures]] = {}
     for run in session.runs:
         groups.setdefault((run.workload, run.side), []).append(run)
@@ -364,17 +330,11 @@ def show(session: Session) -> None:
             output.print(f"{workload}: {first} does {ratio:.2f} × the programs of {side}")
 
 
+def some_hints(text: str) -> list[str]:
+    return names(list(HINTS))(text) if text else []
+
+
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    def names(known: Sequence[str]) -> Callable[[str], list[str]]:
-        def split(text: str) -> list[str]:
-            chosen = [name for name in text.split(",") if name]
-            unknown = [name for name in chosen if name not in known]
-            if unknown:
-                raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(known)}")
-            return chosen
-
-        return split
-
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -382,21 +342,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--sides", type=names(list(SIDES)), help=f"of {','.join(SIDES)}; with --url of the first 2")
     add("--url", help="a Phloem server that runs; its cache is flushed before each side")
     add("--model", type=Path, help="GGUF file, or folder (default: the default model)")
-    add("--model-folder", type=Path, help="the model for vLLM")
     add("--workloads", type=names(WORKLOADS), default=list(WORKLOADS), help="comma-separated")
-    add("--hints", type=names(list(HINTS)), default=list(HINTS), help=f"on side phloem: {HINTS}")
+    add("--hints", type=some_hints, default=list(HINTS), help=f"on side phloem: {HINTS}")
     add("-n", type=int, default=32, help="programs of a workload")
     add("--concurrency", type=int, default=16, help="programs at a time")
-    add("--repeat", type=int, default=1, help="rounds")
-    add("--seed", type=int, default=1)
-    add("--threads", type=int, default=psutil.cpu_count(logical=False))
-    add(
-        "--dtype",
-        choices=["float32", "bfloat16"],
-        default="bfloat16" if detect_hardware().native_bfloat16 else "float32",
-        help="for peers that do not compute in the file's own format (default: what suits the CPU)",
-    )
-    add("--json", type=Path, help="write every run here")
+    add_options(parser)
     parsed = parser.parse_args(arguments)
     parsed.sides = parsed.sides or list(URL_SIDES if parsed.url else SIDES)
     if parsed.url and not set(parsed.sides) <= set(URL_SIDES):

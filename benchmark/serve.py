@@ -14,18 +14,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 import aiohttp
 import msgspec
-import psutil
 from common import Watch, write_json
-from peers import PEERS, NotInstalled, PeerFailed, Running, Setting, running
+from peers import PEERS, Running, running
 from rich.console import Console
+from turns import add_options, names, report, setting, take_turns
 
 from phloem.srt.bench.load import ChatClient, Message, run_workload
 from phloem.srt.bench.prefix import (
@@ -36,7 +36,6 @@ from phloem.srt.bench.prefix import (
 )
 from phloem.srt.bench.report import Summary, median_summary, ratios, render_table, summarise
 from phloem.srt.bench.workloads import WORKLOADS, Turn, Workload
-from phloem.srt.resolve import detect_hardware
 
 WARM_UP = Workload(
     name="warm-up",
@@ -123,26 +122,18 @@ def local_tokenizer(model: Path) -> Tokenize:
 
 def compare_peers(session: Session) -> None:
     arguments = session.arguments
-    setting = Setting(
-        model=arguments.model.resolve(),
-        model_folder=arguments.model_folder,
-        threads=arguments.threads,
-        dtype=arguments.dtype,
-    )
-    local = local_tokenizer(setting.model)
-    with tempfile.TemporaryDirectory(prefix="phloem-bench-") as logs:
-        for round_ in range(arguments.repeat):
-            for name in arguments.peers:
-                if name in session.skipped:
-                    continue
-                try:
-                    with running(name, setting, Path(logs) / f"{name}.log") as server:
-                        session.start_seconds.setdefault(name, []).append(server.start_seconds)
-                        seed = arguments.seed + round_
-                        asyncio.run(measure(session, server, name, seed, local=local))
-                except (NotInstalled, PeerFailed) as error:
-                    session.skipped[name] = str(error)
-                    console.print(f"[yellow]{name} is skipped: {error}")
+    given = setting(arguments)
+    local = local_tokenizer(given.model)
+
+    def start(name: str, log: Path) -> AbstractContextManager[Running]:
+        return running(name, given, log)
+
+    def measure_round(name: str, server: Running, round_: int) -> None:
+        session.start_seconds.setdefault(name, []).append(server.start_seconds)
+        seed = arguments.seed + round_
+        asyncio.run(measure(session, server, name, seed, local=local))
+
+    take_turns(arguments.peers, arguments.repeat, session.skipped, start, measure_round)
 
 
 def measure_url(session: Session) -> None:
@@ -161,11 +152,7 @@ def measure_url(session: Session) -> None:
 
 def show(session: Session) -> None:
     """The median run of every workload on every server, the ratios, and who was skipped."""
-    output = Console()
-    if not output.is_terminal:
-        output.width = max(output.width, 160)
-    for name, reason in session.skipped.items():
-        output.print(f"skipped {name}: {reason.splitlines()[0]}")
+    output = report(session.skipped)
     if not session.summaries:
         return
     groups: dict[tuple[str, str], list[Summary]] = {}
@@ -181,16 +168,6 @@ def show(session: Session) -> None:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    def names(known: Sequence[str]) -> Callable[[str], list[str]]:
-        def split(text: str) -> list[str]:
-            chosen = text.split(",")
-            unknown = [name for name in chosen if name not in known]
-            if unknown:
-                raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(known)}")
-            return chosen
-
-        return split
-
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -198,23 +175,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     target.add_argument("--base-url", help="a server that runs")
     target.add_argument("--peers", type=names(list(PEERS)), help=f"of {','.join(PEERS)}")
     parser.add_argument("--model", type=Path, help="GGUF file, or folder, for peers and tokenizer")
-    parser.add_argument("--model-folder", type=Path, help="the model for vLLM")
     parser.add_argument("--served-model-name", default="model", help="with --base-url")
     parser.add_argument("--pid", type=int, help="with --base-url: the server, to see its memory")
     parser.add_argument(
         "--workloads", type=names(list(WORKLOADS)), default=list(WORKLOADS), help="comma-separated"
     )
-    parser.add_argument("--repeat", type=int, default=1, help="rounds")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=psutil.cpu_count(logical=False))
-    parser.add_argument(
-        "--dtype",
-        choices=["float32", "bfloat16"],
-        default="bfloat16" if detect_hardware().native_bfloat16 else "float32",
-        help="for peers that do not compute in the file's own format (default: what suits the CPU)",
-    )
     parser.add_argument("--keep-eos", action="store_true", help="let answers end early")
-    parser.add_argument("--json", type=Path, help="write every run here")
+    add_options(parser)
     parsed = parser.parse_args(arguments)
     if parsed.peers and parsed.model is None:
         parser.error("--peers needs --model")

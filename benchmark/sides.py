@@ -9,74 +9,60 @@ vllm          OpenAI's API; choices are scored by the prompt's logprobs
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from contextvars import ContextVar
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
-import aiohttp
 from own_server import metric
 
+from phloem.lang.backend.base import Call, Delta, Prompt
 from phloem.lang.backend.http import HttpBackend
-from phloem.lang.backend.http_transport import Body, Transport
 from phloem.lang.backend.openai import OpenAIBackend
+from phloem.lang.backend.selecting import Selected
 from phloem.lang.background import background
+from phloem.lang.choices import ChoicesMethod
+from phloem.lang.hints import hint_here
+from phloem.lang.state import State
 
 Client = HttpBackend | OpenAIBackend
 
-HINTS = {"ids": "each call says of which program it is, and the server hears when that has ended"}
-
-_program: ContextVar[str | None] = ContextVar("program", default=None)
+HINTS = {"ids": "calls say of which program and fork they are, and the server hears of its end"}
 
 
-class NamingTransport(Transport):
-    """Names the program, where there is one, in every request with a body."""
+class EndingBackend(HttpBackend):
+    """Says of each program that it has ended, beside what its calls say of it."""
 
-    @asynccontextmanager
-    async def request(
-        self, method: str, path: str, body: Body | None
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        program = _program.get()
-        if body is not None and program is not None:
-            body = {**body, "program": program}
-        async with super().request(method, path, body) as response:
-            yield response
-
-
-class NamingBackend(HttpBackend):
-    """`HttpBackend` with program ids, for programs that run within `named`."""
-
-    def __init__(self, base_url: str, *, model: str) -> None:
-        super().__init__(base_url, model=model)
-        self._transport = NamingTransport(base_url)
-
-    @contextmanager
-    def named(self, program: str) -> Iterator[None]:
-        """What runs in here is the program of this id, which ends with it."""
-        token = _program.set(program)
-        try:
-            yield
-        finally:
-            _program.reset(token)
-            ended = self._transport.post(f"/programs/{program}/end", {})
-            asyncio.run_coroutine_threadsafe(ended, background.loop).result()
+    def ended(self, state: State) -> None:
+        told = self._transport.post(f"/programs/{state._run.hint.program}/end", {})
+        background.wait_for(told)
 
 
 class PlainBackend(HttpBackend):
-    """What a client does that takes a Phloem server for any other."""
+    """Its calls know of no program. Without `scores_at_once` it does what a client does that takes
+    a Phloem server for any other."""
 
-    def __init__(self, base_url: str, *, model: str) -> None:
+    def __init__(self, base_url: str, *, model: str, scores_at_once: bool) -> None:
         super().__init__(base_url, model=model)
-        self._scores_at_once = False
+        self._scores_at_once = scores_at_once
+
+    def generate(self, call: Call) -> AsyncGenerator[Delta, None]:
+        hint_here.set(None)  # each call of a program has a context of its own
+        return super().generate(call)
+
+    async def select(
+        self, prompt: Prompt, choices: Sequence[str], method: ChoicesMethod
+    ) -> Selected:
+        hint_here.set(None)
+        return await super().select(prompt, choices, method)
 
 
 def _phloem(url: str, model: str, hints: frozenset[str]) -> Client:
-    return NamingBackend(url, model=model) if "ids" in hints else HttpBackend(url, model=model)
+    if "ids" in hints:
+        return EndingBackend(url, model=model)
+    return PlainBackend(url, model=model, scores_at_once=True)
 
 
 def _plain(url: str, model: str, hints: frozenset[str]) -> Client:
-    return PlainBackend(url, model=model)
+    return PlainBackend(url, model=model, scores_at_once=False)
 
 
 def _llama_server(url: str, model: str, hints: frozenset[str]) -> Client:

@@ -19,7 +19,7 @@ from phloem.lang.options import (
     sampling_from,
 )
 from phloem.lang.reasoning import MARKS
-from phloem.lang.sampling import check_regex
+from phloem.lang.sampling import SAMPLING_FIELDS, check_regex
 from phloem.lang.schema import SchemaLike, decoder, schema_text
 
 T = TypeVar("T")
@@ -28,14 +28,7 @@ _CONSTRAINTS: Final = ("dtype", "choices", "regex", "json_schema", "schema", "gr
 
 # what `select` gives in any case
 _MET_BY_CHOICES: Final = frozenset(
-    {
-        "n",
-        "logprobs",
-        "return_logprob",
-        "logprob_start_len",
-        "top_logprobs_num",
-        "return_text_in_logprobs",
-    }
+    {"n", "logprobs", *(LogprobOptions.__annotations__.keys() - SAMPLING_FIELDS)}
 )
 
 # The line end, or the space, that comes behind a number ends the answer, and is left out of it.

@@ -12,8 +12,11 @@ import atexit
 import os
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, copy_context
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _EXIT_SECONDS = 2.0
 
@@ -67,6 +70,10 @@ class Background:
         with self._lock:
             inbox = self._running()[1]
         inbox.put(work)
+
+    def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` on the loop to its end, from another thread; what it returns or raises."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     @property
     def is_current_thread(self) -> bool:

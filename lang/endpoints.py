@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Coroutine
-from typing import Any, Final, Protocol, TypeVar, Unpack, runtime_checkable
+from typing import Any, Final, Protocol, Unpack, runtime_checkable
 
 from phloem.lang.backend.anthropic import AnthropicBackend
 from phloem.lang.backend.choose import BackendLike, as_backend, default_backend, refuse_to_block
@@ -14,8 +12,6 @@ from phloem.lang.backend.http_transport import TransportOptions
 from phloem.lang.backend.openai import OpenAIBackend
 from phloem.lang.background import background
 from phloem.lang.errors import UsageError
-
-T = TypeVar("T")
 
 _OPENAI: Final = "https://api.openai.com/v1"
 _COMPLETION_MODELS: Final = ("gpt-3.5-turbo-instruct", "davinci-002", "babbage-002")
@@ -55,7 +51,7 @@ class RuntimeEndpoint(HttpBackend):
         if chat_template_name is not None:
             raise ValueError("chat_template_name: the server renders chats by its own template")
         super().__init__(base_url, api_key=api_key, **options)
-        self._model_name = _wait(self.info()).model
+        self._model_name = background.wait_for(self.info()).model
 
     def get_model_name(self) -> str:
         """The served model."""
@@ -63,7 +59,7 @@ class RuntimeEndpoint(HttpBackend):
 
     def get_server_info(self) -> dict[str, Any]:
         """What runs there."""
-        return _wait(self.server_info())
+        return background.wait_for(self.server_info())
 
 
 class OpenAI(OpenAIBackend):
@@ -119,7 +115,7 @@ def flush_cache(backend: BackendLike | None = None) -> bool:
     if not isinstance(chosen, Served):
         return False
     refuse_to_block(chosen)
-    _wait(chosen.flush_cache())
+    background.wait_for(chosen.flush_cache())
     return True
 
 
@@ -129,8 +125,4 @@ def get_server_info(backend: BackendLike | None = None) -> dict[str, Any]:
     if not isinstance(chosen, Served):
         raise UsageError(f"{chosen!r} tells nothing about its server")
     refuse_to_block(chosen)
-    return _wait(chosen.server_info())
-
-
-def _wait(work: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run_coroutine_threadsafe(work, background.loop).result()
+    return background.wait_for(chosen.server_info())

@@ -17,7 +17,6 @@ from phloem.lang.ir import Gen, Select
 from phloem.lang.prompt import Event, Prompt, transcript
 from phloem.lang.reasoning import Splitter
 from phloem.lang.run import Run
-from phloem.lang.sampling import DEFAULT_MAX_TOKENS, Sampling
 from phloem.lang.variable import Meta, Outcome, Variable
 
 
@@ -67,18 +66,17 @@ async def run_gen(
     variable: Variable,
     thoughts: Variable | None = None,
 ) -> Outcome:
-    """Make one call. With `n` above 1 the value is the list of answers. What the model thinks is
-    in the meta, and its text in the pieces of `thoughts`."""
+    """Make one call, whose sampling options are all in `node`. With `n` above 1 the value is the
+    list of answers. What the model thinks is in the meta, and its text in the pieces of
+    `thoughts`."""
     resolved = await prompt.resolve()
     variable.span.sending()
-    defaults = run.sampling.over(Sampling(max_tokens=DEFAULT_MAX_TOKENS))
-    sampling = node.sampling.over(defaults)
-    call = Call(resolved, sampling, node.constraint, node.name, run.stream)
+    call = Call(resolved, node.sampling, node.constraint, node.name, run.stream)
     # nothing is thought in a text all of which satisfies a constraint
     splits = node.marks and (node.constraint is None or isinstance(resolved, ChatPrompt))
     answers = [
         _Answer(Splitter(node.marks) if node.marks and splits else None)
-        for _ in range(sampling.samples)
+        for _ in range(node.sampling.samples)
     ]
     usage = Usage()
     try:
@@ -100,7 +98,7 @@ async def run_gen(
     for i, answer in enumerate(answers):
         if not answer.finish:
             raise BackendError(f"answer {i} of {len(answers)} never ended")
-        _check_complete(answer, node.constraint, sampling.max_tokens)
+        _check_complete(answer, node.constraint, node.sampling.max_tokens)
     meta = Meta(
         usage=usage,
         finish_reasons=tuple(answer.finish for answer in answers),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from phloem.lang.choices import ChoicesMethod
-from phloem.lang.sampling import SAMPLING_FIELDS, Sampling, SamplingOverrides, sampling_of
+from phloem.lang.sampling import Sampling, SamplingOverrides, sampling_of
 
 
 class LogprobOptions(SamplingOverrides, total=False):
@@ -66,7 +66,7 @@ GEN_ORDER = (
 SCALAR_ORDER = ("max_tokens", "n", *_TO_THE_LOGPROBS)
 """The same of `gen_int`, `gen_float`, `gen_bool` and `gen_string`."""
 
-RUN_FIELDS = SAMPLING_FIELDS | {"max_new_tokens", *LogprobOptions.__annotations__}
+RUN_FIELDS = frozenset(RunOptions.__annotations__)
 
 
 def named(

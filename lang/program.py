@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import (
+    TYPE_CHECKING,
     Any,
     Concatenate,
     Generic,
@@ -32,11 +33,13 @@ from phloem.lang.errors import UsageError
 from phloem.lang.feed import Feed
 from phloem.lang.options import RUN_FIELDS, RunOptions, run_sampling
 from phloem.lang.outline import Outline, outline_of, outlining
-from phloem.lang.results import OutputLike, recorded
 from phloem.lang.run import Run, backend_here
 from phloem.lang.sampling import Sampling
 from phloem.lang.state import Record, State
 from phloem.lang.stream import Stream
+
+if TYPE_CHECKING:
+    from phloem.lang.results import OutputLike
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -260,6 +263,8 @@ class Program(Generic[P, R]):
         output = options.get("output")
         if output is None:
             return batch(items, start)
+        from phloem.lang.results import recorded
+
         return recorded(output, items, start, batch)
 
     def bind(self, **arguments: Any) -> Program[..., R]:
@@ -288,8 +293,7 @@ class Program(Generic[P, R]):
         outline, _ = self._try_outline((), {})  # as far as it goes
         prompt = outline.prefix()
         if prompt is not None:
-            work = _drain(settings.backend, Call(prompt, settings.sampling))
-            asyncio.run_coroutine_threadsafe(work, background.loop).result()
+            background.wait_for(_drain(settings.backend, Call(prompt, settings.sampling)))
 
     def compile(self, *, backend: BackendLike | None = None) -> NoReturn:
         """SGLang's `compile` is gone there, and never was needed here: `run` and `run_batch` do

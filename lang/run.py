@@ -7,16 +7,19 @@ import threading
 import uuid
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar, copy_context
+from typing import Final
 
 from phloem.lang.backend.base import Backend
 from phloem.lang.background import background
 from phloem.lang.errors import Cancelled, GenerationError
 from phloem.lang.hints import Hint, hint_here
 from phloem.lang.recording.recorder import Recorder
-from phloem.lang.sampling import Sampling
+from phloem.lang.sampling import DEFAULT_MAX_TOKENS, Sampling
 from phloem.lang.variable import Outcome, Variable
 
 Work = Callable[[], Awaitable[Outcome]]
+
+_DEFAULTS: Final = Sampling(max_tokens=DEFAULT_MAX_TOKENS)
 
 backend_here: ContextVar[Backend | None] = ContextVar("phloem_backend", default=None)
 """That of the program whose function runs in this context: the programs it runs are on it, too."""
@@ -33,7 +36,7 @@ class Run:
         self, backend: Backend, sampling: Sampling, timeout_s: float | None, *, stream: bool
     ) -> None:
         self.backend = backend
-        self.sampling = sampling
+        self.sampling = sampling.over(_DEFAULTS)
         self.timeout_s = timeout_s
         self.stream = stream
         self.one_by_one = False  # whether the program waits for each call before it goes on

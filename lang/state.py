@@ -355,15 +355,15 @@ class State:
         hint, self._hint = self._hint, None
         match node:
             case ir.Gen():
-                variable.span.answers = node.sampling.over(self._run.sampling).samples
+                node = replace(node, sampling=node.sampling.over(self._run.sampling))
+                variable.span.answers = node.sampling.samples
                 many = variable.span.answers > 1
                 thoughts = self._thoughts(node, variable)
                 work = partial(run_gen, self._run, prompt, node, variable, thoughts)
-                self._run.start(variable, work, hint)
             case ir.Select():
                 many = False
                 work = partial(run_select, self._run, prompt, node, variable)
-                self._run.start(variable, work, hint)
+        self._run.start(variable, work, hint)
         if not many:  # several answers are for the program to choose from: none enters the text
             self._advance(prompt.with_variable(variable))
         if self._run.one_by_one:

@@ -18,7 +18,12 @@ from phloem.constrained import spec
 from phloem.lang.backend import wire
 from phloem.lang.backend.base import Call, ChatPrompt, TextPrompt
 from phloem.lang.backend.http_transport import Body
-from phloem.lang.backend.openai_wire import CHAT, COMPLETIONS, chat_messages
+from phloem.lang.backend.openai_wire import (
+    CHAT,
+    COMPLETIONS,
+    chat_messages,
+    json_schema_format,
+)
 from phloem.lang.errors import RequestRefused
 from phloem.lang.sampling import SAMPLING_FIELDS, Sampling
 
@@ -145,11 +150,6 @@ def unsupported(message: str, param: str) -> RequestRefused:
 # ------------------------------------------------------------------------- constraints
 
 
-def _response_format(constraint: spec.JsonSchema) -> Body:
-    named = {"name": "answer", "schema": msgspec.Raw(constraint.schema.encode()), "strict": True}
-    return {"response_format": {"type": "json_schema", "json_schema": named}}
-
-
 def _any_layout(constraint: spec.JsonSchema | spec.JsonObject) -> bool:
     """Whether a server may choose how it lays out JSON: a choice between none and bounded is one of
     cost, the two others say how the text is to look."""
@@ -158,8 +158,8 @@ def _any_layout(constraint: spec.JsonSchema | spec.JsonObject) -> bool:
 
 def _openai(constraint: spec.Constraint, chat: bool) -> Body | None:
     match constraint:
-        case spec.JsonSchema() if chat and _any_layout(constraint):
-            return _response_format(constraint)
+        case spec.JsonSchema(schema=schema) if chat and _any_layout(constraint):
+            return json_schema_format(schema)
         case spec.JsonObject() if chat and _any_layout(constraint):
             return {"response_format": {"type": "json_object"}}
         case _:
@@ -207,7 +207,7 @@ def _llama_server(constraint: spec.Constraint, chat: bool) -> Body | None:
     match constraint:
         case spec.JsonSchema(schema=schema) if _any_layout(constraint):
             return (
-                _response_format(constraint)
+                json_schema_format(schema)
                 if chat
                 else {"json_schema": msgspec.Raw(schema.encode())}
             )

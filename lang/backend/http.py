@@ -12,10 +12,9 @@ from phloem.lang.backend import wire
 from phloem.lang.backend.base import Call, Delta, Prompt
 from phloem.lang.backend.dialects import DIALECTS
 from phloem.lang.backend.http_transport import Transport, TransportOptions
-from phloem.lang.backend.openai_wire import reply_deltas
 from phloem.lang.backend.selecting import Selected, select_by_scores
 from phloem.lang.backend.server import ServerBackend
-from phloem.lang.backend.streaming import streamed_deltas
+from phloem.lang.backend.streaming import answer_deltas
 from phloem.lang.background import background
 from phloem.lang.choices import ChoiceScore, ChoicesMethod, boundary
 from phloem.lang.errors import RequestRefused
@@ -47,11 +46,7 @@ class HttpBackend(ServerBackend):
     async def generate(self, call: Call) -> AsyncGenerator[Delta, None]:
         path, body = _PHLOEM.generation(call, await self._model())
         path, body = "/v1" + path, body | hint_fields()
-        if not call.stream:
-            for delta in reply_deltas(await self._transport.post(path, body)):
-                yield delta
-            return
-        async with aclosing(streamed_deltas(self._transport, path, body)) as deltas:
+        async with aclosing(answer_deltas(self._transport, path, body)) as deltas:
             async for delta in deltas:
                 yield delta
 
@@ -117,5 +112,5 @@ def connect(base_url: str, *, api_key: str | None = None, model: str | None = No
     Raises `BackendUnavailable` when nobody answers there.
     """
     backend = HttpBackend(base_url, api_key=api_key, model=model)
-    asyncio.run_coroutine_threadsafe(backend.first_model(), background.loop).result()
+    background.wait_for(backend.first_model())
     return backend

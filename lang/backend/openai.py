@@ -17,7 +17,7 @@ from phloem.lang.backend.http_transport import Body, Transport, TransportOptions
 from phloem.lang.backend.openai_scoring import echo_request, echo_scores, prompt_scores, scoring
 from phloem.lang.backend.selecting import Selected, select_by_scores
 from phloem.lang.backend.server import ServerBackend
-from phloem.lang.backend.streaming import streamed_deltas
+from phloem.lang.backend.streaming import answer_deltas
 from phloem.lang.checking import satisfied
 from phloem.lang.choices import ChoiceScore, ChoicesMethod
 from phloem.lang.errors import BackendError, RequestRefused
@@ -79,7 +79,7 @@ class OpenAIBackend(ServerBackend):
         path, body = await self._request(call)
         most = self._dialect.alternatives(call)
         texts = [""] * call.sampling.samples
-        async with aclosing(self._deltas(path, body, most)) as deltas:
+        async with aclosing(answer_deltas(self._transport, path, body, most)) as deltas:
             async for delta in deltas:
                 if call.constraint is not None and 0 <= delta.index < len(texts):
                     texts[delta.index] += delta.text
@@ -146,18 +146,9 @@ class OpenAIBackend(ServerBackend):
 
     async def _post(self, path: str, body: Body) -> openai_wire.Reply:
         reply = openai_wire.read_reply(await self._transport.post(path, body))
-        usage = openai_wire.usage_of(reply)
+        usage = openai_wire.usage_of(reply.usage)
         note_prompt(usage.prompt_tokens, usage.cached_tokens)
         return reply
-
-    async def _deltas(self, path: str, body: Body, most: int | None) -> AsyncGenerator[Delta, None]:
-        if not body.get("stream"):
-            for delta in openai_wire.reply_deltas(await self._transport.post(path, body), most):
-                yield delta
-            return
-        async with aclosing(streamed_deltas(self._transport, path, body, most)) as deltas:
-            async for delta in deltas:
-                yield delta
 
     def _check_kind(self, prompt: Prompt) -> None:
         if self._kind == "chat" and isinstance(prompt, TextPrompt):

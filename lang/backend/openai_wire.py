@@ -31,6 +31,12 @@ def chat_messages(prompt: ChatPrompt) -> Body:
     return {"messages": messages, "add_generation_prompt": False, "continue_final_message": True}
 
 
+def json_schema_format(schema: str) -> Body:
+    """The field that asks for JSON of a schema."""
+    named = {"name": "answer", "schema": msgspec.Raw(schema.encode()), "strict": True}
+    return {"response_format": {"type": "json_schema", "json_schema": named}}
+
+
 def _message(message: Message) -> dict[str, str]:
     return {"role": message.role, "content": message.content}
 
@@ -133,7 +139,9 @@ class _CompletionDetails(msgspec.Struct):
     forced_tokens: int | None = None  # Phloem
 
 
-class _Usage(msgspec.Struct):
+class Counts(msgspec.Struct):
+    """Token counts, as a reply tells them."""
+
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: _Details | None = None
@@ -144,7 +152,7 @@ class Reply(msgspec.Struct):
     """A whole reply, or an event of a streamed one."""
 
     choices: list[_Choice] = []
-    usage: _Usage | None = None
+    usage: Counts | None = None
     prompt_logprobs: PromptLogprobs | None = None  # chat
     error: Any = None
 
@@ -178,11 +186,11 @@ def reply_deltas(data: bytes, most: int | None = None) -> Iterator[Delta]:
     for choice in reply.choices:
         yield choice.as_delta(most)
     if reply.usage is not None:
-        yield Delta(usage=usage_of(reply))
+        yield Delta(usage=usage_of(reply.usage))
 
 
-def usage_of(reply: Reply) -> Usage:
-    counts = reply.usage or _Usage()
+def usage_of(told: Counts | None) -> Usage:
+    counts = told or Counts()
     of_prompt = counts.prompt_tokens_details or _Details()
     of_answer = counts.completion_tokens_details or _CompletionDetails()
     return Usage(

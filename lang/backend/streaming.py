@@ -1,4 +1,4 @@
-"""A streamed reply of OpenAI's API, to its end."""
+"""A reply of OpenAI's API, whole or streamed, to its end."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from phloem.lang.backend.openai_wire import reply_deltas
 from phloem.lang.errors import BackendUnavailable
 
 
-async def streamed_deltas(
+async def answer_deltas(
     transport: Transport, path: str, body: Body, most: int | None = None
 ) -> AsyncGenerator[Delta, None]:
-    """The reply's deltas as they come, up to `[DONE]`; raises `BackendUnavailable` when it breaks
-    off before. It is read to its end, so that the connection can be kept."""
+    """The reply's deltas. Those of a streamed one come up to `[DONE]`; raises `BackendUnavailable`
+    when it breaks off before. It is read to its end, so that the connection can be kept."""
+    if not body.get("stream"):
+        for delta in reply_deltas(await transport.post(path, body), most):
+            yield delta
+        return
     done = False
     async with aclosing(transport.events(path, body)) as events:
         async for data in events:

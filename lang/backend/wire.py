@@ -11,9 +11,15 @@ from typing import assert_never
 import msgspec
 
 from phloem.constrained import spec
-from phloem.lang.backend.base import ChatPrompt, Prompt, TextPrompt, Usage
+from phloem.lang.backend.base import ChatPrompt, Prompt, TextPrompt
 from phloem.lang.backend.http_transport import Body
-from phloem.lang.backend.openai_wire import chat_messages, decode
+from phloem.lang.backend.openai_wire import (
+    Counts,
+    chat_messages,
+    decode,
+    json_schema_format,
+    usage_of,
+)
 from phloem.lang.backend.selecting import Selected
 from phloem.lang.choices import ChoiceScore, ChoicesMethod
 from phloem.lang.errors import BackendError
@@ -29,9 +35,7 @@ def constraint_fields(constraint: spec.Constraint) -> Body | None:
     """The fields that ask for a constraint; None where no field can."""
     match constraint:
         case spec.JsonSchema(schema=schema, whitespace=whitespace):
-            named = {"name": "answer", "schema": msgspec.Raw(schema.encode()), "strict": True}
-            form = {"type": "json_schema", "json_schema": named}
-            return {"response_format": form, **_whitespace(whitespace)}
+            return json_schema_format(schema) | _whitespace(whitespace)
         case spec.JsonObject(whitespace=whitespace):
             return {"response_format": {"type": "json_object"}, **_whitespace(whitespace)}
         case spec.JsonLines(schema=schema, min_lines=low, max_lines=high):
@@ -78,19 +82,10 @@ class _Choice(msgspec.Struct):
     value: float
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    prompt_tokens_details: _Details | None = None
-
-
 class _ChoiceScores(msgspec.Struct):
     index: int
     choices: list[_Choice]
-    usage: _Usage | None = None
+    usage: Counts | None = None
 
 
 def score_request(
@@ -110,13 +105,11 @@ def selected(data: bytes, count: int) -> Selected:
     reply = decode(_choice_scores, data)
     if len(reply.choices) != count or not 0 <= reply.index < count:
         raise BackendError(f"{len(reply.choices)} scores for {count} choices")
-    usage = reply.usage or _Usage()
-    details = usage.prompt_tokens_details or _Details()
     return Selected(
         reply.index,
         tuple(ChoiceScore(tuple(one.tokens), tuple(one.logprobs)) for one in reply.choices),
         tuple(one.value for one in reply.choices),
-        Usage(usage.prompt_tokens, cached_tokens=details.cached_tokens or 0),
+        usage_of(reply.usage),
     )
 
 

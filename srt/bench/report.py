@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jsonschema_rs
 import msgspec
@@ -115,10 +115,17 @@ def median_summary(summaries: Sequence[Summary]) -> Summary:
 def ratios(summaries: Sequence[Summary], reference: str) -> dict[str, dict[str, float]]:
     """Throughput of server `reference` over each other server's, by workload: the median of the
     ratios of runs that took turns, the i-th of one with the i-th of the other."""
+    runs = ((s.workload, s.server, s.output_tokens_per_s) for s in summaries)
+    return rate_ratios(runs, reference)
+
+
+def rate_ratios(
+    runs: Iterable[tuple[str, str, float]], reference: str
+) -> dict[str, dict[str, float]]:
+    """`ratios` of runs of which workload, server and rate are given."""
     rates: dict[str, dict[str, list[float]]] = {}
-    for summary in summaries:
-        by_server = rates.setdefault(summary.workload, {})
-        by_server.setdefault(summary.server, []).append(summary.output_tokens_per_s)
+    for workload, server, rate in runs:
+        rates.setdefault(workload, {}).setdefault(server, []).append(rate)
     return {
         workload: {
             server: float(np.median([a / b for a, b in zip(ours, theirs, strict=False) if b]))
