@@ -61,12 +61,20 @@ class Server:
 
     def post(self, path: str, body: object) -> tuple[int, Any]:
         """Status and parsed JSON. `body` may be bytes, sent as they are."""
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        request = urllib.request.Request(
-            self.url + path, data, {"Content-Type": "application/json"}
-        )
-        status, text = self._ask(request)
+        status, text = self._ask(self._posting(path, body))
         return status, json.loads(text)
+
+    def events(self, path: str, body: object) -> list[Any]:
+        """The parsed events of a stream, behind which `[DONE]` has to come."""
+        with urllib.request.urlopen(self._posting(path, body), timeout=60) as reply:
+            lines = reply.read().decode().splitlines()
+        data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+        assert data[-1] == "[DONE]"
+        return [json.loads(one) for one in data[:-1]]
+
+    def _posting(self, path: str, body: object) -> urllib.request.Request:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
 
     @staticmethod
     def _ask(request: urllib.request.Request) -> tuple[int, str]:

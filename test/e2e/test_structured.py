@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from typing import Any
 
 import pytest
@@ -64,26 +63,13 @@ def test_fields_put_together_are_the_answer(server: Any, whitespace: str) -> Non
         "stream_options": {"include_fields": True},
         "constraint_whitespace": whitespace,
     }
-    events = stream(server, body)
+    events = server.events("/v1/completions", body)
     text = "".join(c["text"] for e in events for c in e["choices"])
     fields = [f for e in events for c in e["choices"] for f in c.get("fields", [])]
     assert [f["path"] for f in fields] == [f"/{i}" for i in range(len(fields))]
     assert [f["value"] for f in fields] == json.loads(text)
     assert events[-1]["constraint"]["valid"] is True
     assert whitespace != "compact" or not set(text) & set(" \n")
-
-
-def stream(server: Any, body: dict[str, object]) -> list[Any]:
-    request = urllib.request.Request(
-        server.url + "/v1/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=60) as reply:
-        lines = reply.read().decode().splitlines()
-    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
-    assert data[-1] == "[DONE]"
-    return [json.loads(one) for one in data[:-1]]
 
 
 def test_json_lines(server: Any) -> None:

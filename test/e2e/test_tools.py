@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,9 +36,11 @@ def chat(server: Any, **body: object) -> Any:
         "temperature": 0,
         "max_tokens": 200,
     }
-    status, reply = server.post("/v1/chat/completions", {**defaults, **body})
+    asked = {**defaults, **body}
+    status, reply = server.post("/v1/chat/completions", asked)
     assert status == 200, reply
-    events = stream(server, {**defaults, **body, "stream_options": {"include_usage": True}})
+    streamed = {**asked, "stream": True, "stream_options": {"include_usage": True}}
+    events = server.events("/v1/chat/completions", streamed)
     message, joined = reply["choices"][0]["message"], join(events)
     assert joined["content"] == (message["content"] or "")
     assert joined["reasoning"] == message.get("reasoning_content", "")
@@ -50,19 +51,6 @@ def chat(server: Any, **body: object) -> Any:
     thought = "reasoning_tokens"
     assert events[-1]["usage"][details][thought] == reply["usage"][details][thought]
     return reply
-
-
-def stream(server: Any, body: dict[str, object]) -> list[Any]:
-    request = urllib.request.Request(
-        server.url + "/v1/chat/completions",
-        json.dumps({**body, "stream": True}).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=60) as reply:
-        lines = reply.read().decode().splitlines()
-    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
-    assert data[-1] == "[DONE]"
-    return [json.loads(one) for one in data[:-1]]
 
 
 def join(events: list[Any]) -> dict[str, Any]:

@@ -6,9 +6,10 @@ from __future__ import annotations
 import gc
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+import openai
 import pytest
 from pydantic import BaseModel, ConfigDict
 
@@ -41,6 +42,17 @@ def city() -> type[BaseModel]:
 def base(server: Any) -> str:
     """The address of the OpenAI routes."""
     return f"{server.url}/v1"
+
+
+@pytest.fixture(scope="session")
+def connect() -> Callable[[Any], openai.OpenAI]:
+    """OpenAI's client, for a server."""
+    return lambda server: openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture
+def client(server: Any, connect: Callable[[Any], openai.OpenAI]) -> openai.OpenAI:
+    return connect(server)
 
 
 @pytest.fixture(autouse=True)

@@ -41,15 +41,6 @@ def server(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) 
     assert server.stop() == 0
 
 
-def client_of(server: Any) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-
-
-@pytest.fixture(scope="module")
-def client(server: Any) -> openai.OpenAI:
-    return client_of(server)
-
-
 def line(name: str, **fields: Any) -> dict[str, Any]:
     body = {
         "model": "tiny",
@@ -163,9 +154,11 @@ def test_cancel(client: openai.OpenAI, server: Any) -> None:
     assert {one["error"]["code"] for one in found.values()} == {"batch_cancelled"}
 
 
-def test_who_waits_goes_first(start: Callable[..., Any], tmp_path: Path) -> None:
+def test_who_waits_goes_first(
+    start: Callable[..., Any], connect: Callable[[Any], openai.OpenAI], tmp_path: Path
+) -> None:
     server = start(tmp_path, "--max-running", "2", "--batch-running", "2")
-    client = client_of(server)
+    client = connect(server)
     batch = create(client, [line(f"w{i}", max_tokens=4000, ignore_eos=True) for i in range(2)])
     server.until(lambda: server.metric("phloem_num_requests_running") == 2)
     reply = client.chat.completions.create(**line("now")["body"])
@@ -176,10 +169,12 @@ def test_who_waits_goes_first(start: Callable[..., Any], tmp_path: Path) -> None
     assert server.stop(signal.SIGTERM, 20) == 0  # less than the drain of those who wait may take
 
 
-def test_a_killed_server_goes_on_where_it_was(start: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_killed_server_goes_on_where_it_was(
+    start: Callable[..., Any], connect: Callable[[Any], openai.OpenAI], tmp_path: Path
+) -> None:
     lines = [line(f"w{i}", max_tokens=16, ignore_eos=True) for i in range(60)]
     server = start(tmp_path)
-    client = client_of(server)
+    client = connect(server)
     batch = create(client, [*lines, line("bad", stream=True)])
     done = 0
     for at_least in (10, 30):
@@ -187,7 +182,7 @@ def test_a_killed_server_goes_on_where_it_was(start: Callable[..., Any], tmp_pat
         server.process.send_signal(signal.SIGKILL)
         server.process.wait()
         server = start(tmp_path)
-        client = client_of(server)
+        client = connect(server)
         assert client.batches.retrieve(batch.id).status == "in_progress"
         done = at_least
     batch = ended(client, batch)

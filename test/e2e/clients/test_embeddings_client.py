@@ -22,11 +22,6 @@ TEXTS = [
 ]
 
 
-@pytest.fixture
-def client(server: Any) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-
-
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 def test_embeddings_do_not_depend_on_their_neighbours(client: openai.OpenAI, pooling: str) -> None:
     """Together, one by one and as ids: the same bits, of length 1."""

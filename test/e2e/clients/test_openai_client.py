@@ -42,11 +42,6 @@ NESTED: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def client(server: Any) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-
-
 def user(text: str) -> Any:
     return [{"role": "user", "content": text}]
 

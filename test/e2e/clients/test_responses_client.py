@@ -55,12 +55,8 @@ def keeper(start_server: Callable[..., Any], data_dir: Path) -> Any:
 
 
 @pytest.fixture
-def client(keeper: Any) -> openai.OpenAI:
-    return client_of(keeper)
-
-
-def client_of(server: Any) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+def client(keeper: Any, connect: Callable[[Any], openai.OpenAI]) -> openai.OpenAI:
+    return connect(keeper)
 
 
 def test_create_and_retrieve(client: openai.OpenAI) -> None:
@@ -138,14 +134,15 @@ def test_a_stream_with_a_pydantic_model(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}])
 def test_tools(client: openai.OpenAI, choice: Any) -> None:
-    first = client.responses.create(
-        model="tiny",
-        input="The weather?",
-        tools=[TOOL],
-        tool_choice=choice,
-        parallel_tool_calls=False,
-        temperature=0,
-    )
+    asked: Any = {
+        "model": "tiny",
+        "input": "The weather?",
+        "tools": [TOOL],
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+        "temperature": 0,
+    }
+    first = client.responses.create(**asked)
     call = first.output[0]
     assert call.type == "function_call"
     assert call.name == "get_weather"
@@ -164,14 +161,7 @@ def test_tools(client: openai.OpenAI, choice: Any) -> None:
         max_output_tokens=16,
     )
     assert second.output[0].type == "message"
-    with client.responses.stream(
-        model="tiny",
-        input="The weather?",
-        tools=[TOOL],
-        tool_choice=choice,
-        parallel_tool_calls=False,
-        temperature=0,
-    ) as stream:
+    with client.responses.stream(**asked) as stream:
         deltas = [e for e in stream if e.type == "response.function_call_arguments.delta"]
         final = stream.get_final_response()
     streamed = final.output[0]
@@ -307,16 +297,18 @@ async def test_the_asynchronous_client(keeper: Any) -> None:
         assert last.response.output_text == whole.output_text
 
 
-def test_a_server_that_was_killed(start_server: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_server_that_was_killed(
+    start_server: Callable[..., Any], connect: Callable[[Any], openai.OpenAI], tmp_path: Path
+) -> None:
     flags = ("--kv-tokens", "4096", "--data-dir", str(tmp_path))
     server = start_server(*flags)
-    client = client_of(server)
+    client = connect(server)
     done = client.responses.create(model="tiny", input="Hi", max_output_tokens=4)
     cut = client.responses.create(
         model="tiny", input="Go on.", background=True, extra_body={"ignore_eos": True}
     )
     server.stop(signal.SIGKILL)
-    client = client_of(start_server(*flags))
+    client = connect(start_server(*flags))
     assert client.responses.retrieve(done.id) == done
     failed = client.responses.retrieve(cut.id)
     assert failed.status == "failed"

@@ -20,9 +20,6 @@ from phloem.srt.http.app import create_app, make_runner
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"type": "function", "name": "get_weather", "parameters": CITY}
-TIME = {"type": "function", "name": "get_time"}
-NAMED = {"type": "function", "name": "get_weather"}
-INCLUDE = ["message.output_text.logprobs"]
 CALL = ['<tool_call>\n{"name": "get_weather", "argu', 'ments": {"city": ', '"Oslo"}}\n</tool_call>']
 
 
