@@ -124,7 +124,9 @@ class _Tables:
         self.inside = [self._inside(state, near) for state in range(len(end))]
         ids = vocabulary.ids
         self.gaps = [
-            pack_mask([i for n in range(1, left + 1) if (i := ids.get(b"\n" * n))], vocabulary.size)
+            pack_mask(
+                [ids[gap] for n in range(1, left + 1) if (gap := b"\n" * n) in ids], vocabulary.size
+            )
             for left in range(MAX_GAP, -1, -1)
         ]
 

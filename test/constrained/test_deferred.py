@@ -29,7 +29,8 @@ from phloem.constrained.vocab import Vocabulary
 from phloem.srt.grammar.compiling import Compiling, trial
 
 EXTRA = ["</think>", "</", "think>", ">\n", "\n\n", '{"a": ', "<think>", ">>", "nk>x"]
-TOKENS = [bytes([b]) for b in range(128)] + [t.encode() for t in EXTRA] + [b""]
+LINE_FEED = ord("\n")  # is token 0: an id like any other
+TOKENS = [bytes([b ^ LINE_FEED]) for b in range(128)] + [t.encode() for t in EXTRA] + [b""]
 END = len(TOKENS) - 1
 SCHEMA = json.dumps(
     {
@@ -217,12 +218,12 @@ def test_documents_between_fixed_texts() -> None:
             validate(constraint, text)
     vocabulary = Vocabulary(TOKENS, frozenset({END}), (END,))
     matcher = load_backend("routed", vocabulary).compile(constraint).matcher()
-    for i, byte in enumerate(two.encode()):
+    for i, character in enumerate(two):
         assert matcher.is_complete == (two[:i] == one)
-        matcher.accept(byte)
+        matcher.accept(TOKENS.index(character.encode()))
     assert matcher.is_complete
     with pytest.raises(MatcherRejected):
-        matcher.accept(ord("<"))
+        matcher.accept(TOKENS.index(b"<"))
 
 
 def test_a_regex_may_be_inside() -> None:
