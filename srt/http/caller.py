@@ -41,7 +41,7 @@ class Caller:
         return self.tenant.priority + (asked or 0)
 
 
-def caller_of(request: web.Request, program: str | None, plan: PlanFields | None = None) -> Caller:
+def caller_of(request: web.Request, program: str | None, plan: PlanFields | None) -> Caller:
     """Who sent `request`; `program` and `plan` are fields of the body, or in a header each.
 
     Raises `InvalidRequest` when field and header differ, a header is malformed, or there is a plan

@@ -9,6 +9,8 @@ import msgspec
 
 from phloem.srt.errors import Conflict, InternalError
 from phloem.srt.generation import Chunk, GenerateRequest
+from phloem.srt.http.body import unsupported
+from phloem.srt.http.caller import Caller
 from phloem.srt.http.context import Serving
 from phloem.srt.http.errors import REQUEST_ID
 from phloem.srt.http.fanout import generate
@@ -31,6 +33,12 @@ class RunFields(msgspec.Struct, kw_only=True):
     timeout: Seconds | None = None
     program: ProgramId | None = None
     plan: PlanFields | None = None
+
+
+def refuse_fork(caller: Caller, what: str) -> None:
+    """Raises `InvalidRequest` if the caller plans to fork after `what`."""
+    if caller.plan is not None and caller.plan.fork:
+        raise unsupported("plan.fork", f"{what} has no answer to go on from")
 
 
 async def last_chunks(ctx: Serving, rid: str, requests: Sequence[GenerateRequest]) -> list[Chunk]:

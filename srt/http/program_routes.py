@@ -49,7 +49,7 @@ async def run_program(request: web.Request) -> web.StreamResponse:
     ctx, body = serving(request), await program_reader.read(request)
     check_model(body.model, ctx.engine.card)
     program = read_program(body)
-    caller = caller_of(request, body.program)
+    caller = caller_of(request, body.program, None)
     if caller.plan is not None:
         raise unsupported(PLAN_HEADER, "the server knows what a program in it is about to do")
     rid = body.rid or f"run-{uuid.uuid4().hex}"

@@ -147,6 +147,7 @@ class CommonFields(ConstraintFields, kw_only=True):
     rid: RequestId | None = None
     request_id: RequestId | None = None
     program: ProgramId | None = None
+    plan: PlanFields | None = None
     timeout: Seconds | None = None
     jump_forward: JumpForward | None = None
 
@@ -183,7 +184,6 @@ class GenerationFields(CommonFields, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     return_metrics: bool | None = None
-    plan: PlanFields | None = None
 
 
 class ContentPart(msgspec.Struct, kw_only=True):

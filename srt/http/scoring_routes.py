@@ -16,7 +16,7 @@ from phloem.srt.generation import Chunk, EngineClient, GenerateRequest, Logprob
 from phloem.srt.http.body import BodyReader, given, invalid_at, unsupported
 from phloem.srt.http.caller import Caller, caller_of
 from phloem.srt.http.context import Serving, serving
-from phloem.srt.http.gathering import last_chunks
+from phloem.srt.http.gathering import last_chunks, refuse_fork
 from phloem.srt.http.logprobs import finite
 from phloem.srt.http.messages import going_on_text, render_chat
 from phloem.srt.http.protocol import ChatRequest, Message
@@ -58,8 +58,7 @@ async def score(request: web.Request) -> web.Response:
             )
     check_model(body.model, ctx.engine.card)
     caller = caller_of(request, body.program, body.plan)
-    if caller.plan is not None and caller.plan.fork:
-        raise unsupported("plan.fork", "a score has no answer to go on from")
+    refuse_fork(caller, "a score")
     if _given(body, ITEM_FIELDS):
         _refuse(body, CHOICE_FIELDS, "It does not go with items.")
         return json_response(await _score_items(body, ctx, caller))

@@ -35,7 +35,7 @@ count_reader = BodyReader(CountRequest, unsupported=UNSUPPORTED_IN_MESSAGES)
 
 async def messages(request: web.Request) -> web.StreamResponse:
     body, unknown = await messages_reader.read_noting(request)
-    ctx, caller = serving(request), caller_of(request, body.program)
+    ctx, caller = serving(request), caller_of(request, body.program, body.plan)
     rid = body.rid or body.request_id or f"msg_{uuid.uuid4().hex}"
     inner = translated(body)
     with inner.paths.reported():
@@ -61,7 +61,7 @@ async def count_tokens(request: web.Request) -> web.Response:
     inner = translated(body)
     with inner.paths.reported():
         prepared = await prepare_chat(
-            inner.chat, serving(request), caller_of(request, body.program), "count"
+            inner.chat, serving(request), caller_of(request, body.program, body.plan), "count"
         )
     return json_response(TokenCount(len(prepared.prompt)))
 

@@ -75,7 +75,7 @@ async def _responses(body: bytes, app: web.Application, tenant: Tenant, deadline
     _fit(fields, deadline_s)
     if fields.background:
         raise invalid("A request of a batch runs in no other background.", "background")
-    asked = await service.ask(fields, unknown, ctx, _caller(tenant, fields.program))
+    asked = await service.ask(fields, unknown, ctx, _caller(tenant, fields.program, fields.plan))
     call = asked.prepared.call
     return Work(
         request_id=call.rid,
@@ -94,7 +94,7 @@ async def _embeddings(body: bytes, app: web.Application, tenant: Tenant, deadlin
     return Work(
         request_id=fields.rid,
         sequences=len(fields.input) if several else 1,
-        run=lambda: embeddings_reply(fields, ctx, _caller(tenant, fields.program)),
+        run=lambda: embeddings_reply(fields, ctx, _caller(tenant, fields.program, fields.plan)),
     )
 
 
@@ -105,7 +105,7 @@ def _fit(fields: GenerationFields, deadline_s: float) -> None:
         fields.timeout = deadline_s
 
 
-def _caller(tenant: Tenant, program: str | None, plan: PlanFields | None = None) -> Caller:
+def _caller(tenant: Tenant, program: str | None, plan: PlanFields | None) -> Caller:
     behind = msgspec.structs.replace(tenant, priority=tenant.priority + BATCH_PRIORITY)
     return Caller.of(behind, program, plan)
 

@@ -13,7 +13,7 @@ from phloem.srt.errors import InternalError, InvalidRequest, PromptTooLong
 from phloem.srt.generation import Chunk, EngineClient, GenerateRequest, ModelCard
 from phloem.srt.http.caller import Caller
 from phloem.srt.http.context import Serving
-from phloem.srt.http.gathering import last_chunks
+from phloem.srt.http.gathering import last_chunks, refuse_fork
 from phloem.srt.http.sampling import token_ids
 from phloem.srt.messages import Pooling, SamplingParams
 
@@ -61,6 +61,7 @@ async def embed(
         PhloemError: what running them raises.
     """
     card = ctx.engine.card
+    refuse_fork(caller, "an embedding")
     check_dimensions(options.dimensions, card)
     requests = [
         GenerateRequest(

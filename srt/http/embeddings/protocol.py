@@ -9,7 +9,7 @@ from msgspec import Raw
 
 from phloem.srt.http.body import ABSENT
 from phloem.srt.http.gathering import RunFields
-from phloem.srt.http.protocol import Int32, Positive, ProgramId, RequestId, Seconds
+from phloem.srt.http.protocol import Int32, PlanFields, Positive, ProgramId, RequestId, Seconds
 from phloem.srt.messages import Pooling
 
 MAX_TEXTS: Final = 2048
@@ -73,6 +73,7 @@ class EncodeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     extra_key: str | None = None
     timeout: Seconds | None = None
     program: ProgramId | None = None
+    plan: PlanFields | None = None
     # They change nothing in the answer.
     log_metrics: bool | None = None
     sampling_params: Raw = ABSENT

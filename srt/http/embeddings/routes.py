@@ -40,7 +40,7 @@ encode_reader = BodyReader(EncodeRequest)
 
 async def embeddings(request: web.Request) -> web.Response:
     body = await embeddings_reader.read(request)
-    caller = caller_of(request, body.program)
+    caller = caller_of(request, body.program, body.plan)
     return json_response(await embeddings_reply(body, serving(request), caller))
 
 
@@ -73,7 +73,7 @@ async def encode(request: web.Request) -> web.Response:
     started = time.perf_counter()
     body = await encode_reader.read(request)
     refuse_unsupported(body, UNSUPPORTED_RAW, UNSUPPORTED_FLAGS)
-    caller = caller_of(request, body.program)
+    caller = caller_of(request, body.program, body.plan)
     if (body.text is None) == (body.input_ids is None):
         raise invalid_at("Exactly one of text and input_ids is wanted.", "text")
     texts, several = (

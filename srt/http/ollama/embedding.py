@@ -72,7 +72,7 @@ async def _embed(
         raise unsupported("options.num_ctx", "texts have the whole context")
     if not texts:
         return []
-    caller = caller_of(request, body.program)
+    caller = caller_of(request, body.program, body.plan)
     options = EmbedOptions(
         truncate=truncate,
         normalize=normalize,

@@ -76,7 +76,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
             )
         )
     with renamed(generate_name):
-        caller = caller_of(request, body.program)
+        caller = caller_of(request, body.program, body.plan)
         call, answer = await generate_call(body, unknown, ctx, caller, watch)
         watch.submit()
         stream = body.stream is not False
@@ -100,7 +100,7 @@ async def chat(request: web.Request) -> web.StreamResponse:
             )
         )
     with renamed(chat_name):
-        caller = caller_of(request, body.program)
+        caller = caller_of(request, body.program, body.plan)
         call, answer = await chat_call(body, unknown, ctx, caller, watch)
         watch.submit()
         stream = body.stream is not False

@@ -55,7 +55,7 @@ async def create(request: web.Request) -> web.StreamResponse:
     """Whole, streamed, or in the background."""
     body, unknown = await responses_reader.read_noting(request)
     service, ctx = responses_of(request), serving(request)
-    asked = await service.ask(body, unknown, ctx, caller_of(request, body.program))
+    asked = await service.ask(body, unknown, ctx, caller_of(request, body.program, body.plan))
     REQUEST_ID.set(asked.prepared.call.rid)
     if body.background:
         return await _in_background(request, body, service, asked)
@@ -180,7 +180,9 @@ async def count(request: web.Request) -> web.Response:
     """How many tokens the input of such a request has."""
     body = await responses_reader.read(request)
     ctx = serving(request)
-    asked = await responses_of(request).ask(body, (), ctx, caller_of(request, body.program))
+    asked = await responses_of(request).ask(
+        body, (), ctx, caller_of(request, body.program, body.plan)
+    )
     (one,) = asked.prepared.call.requests
     return json_response(InputTokens(input_tokens=len(one.prompt)))
 

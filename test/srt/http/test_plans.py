@@ -29,8 +29,19 @@ def bodies(**more: Any) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
+def every_body(**more: Any) -> list[tuple[str, dict[str, Any]]]:
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], **more}
+    return [
+        *bodies(**more),
+        ("/v1/messages", chat | {"max_tokens": 4}),
+        ("/v1/responses", {"model": "tiny", "input": "Hi", "store": False, **more}),
+        ("/api/chat", chat | {"stream": False}),
+        ("/api/generate", {"model": "tiny", "prompt": "Hi", "stream": False, **more}),
+    ]
+
+
 async def test_a_plan_reaches_the_engine_from_each_protocol(api: Any, engine: Any) -> None:
-    for path, body in bodies(program="p", plan=PLAN):
+    for path, body in every_body(program="p", plan=PLAN):
         reply = await api.call("POST", path, body)
         assert reply.status == 200, reply.raw
         assert "warnings" not in reply.raw
@@ -42,13 +53,7 @@ async def test_a_plan_reaches_the_engine_from_each_protocol(api: Any, engine: An
 
 async def test_headers_say_the_same_to_any_protocol(api: Any, engine: Any) -> None:
     headers = {"X-Program-Id": "p", PLAN_HEADER: json.dumps({"remaining": 0})}
-    message = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
-    for path, body in (
-        *bodies(),
-        ("/v1/messages", message | {"max_tokens": 4}),
-        ("/v1/responses", {"model": "tiny", "input": "Hi", "store": False}),
-        ("/api/chat", message | {"stream": False}),
-    ):
+    for path, body in every_body():
         reply = await api.call("POST", path, body, headers=headers)
         assert reply.status == 200, reply.raw
         request = engine.requests.pop()
@@ -62,6 +67,22 @@ async def test_choices_are_scored_as_siblings_of_the_plan(api: Any, engine: Any)
     assert [r.plan for r in engine.requests] == [CallPlan(group="g", width=2)] * 2
     refused = await api.call("POST", "/v1/score", body | {"plan": {"fork": 1}})
     assert (refused.status, refused.json["error"]["param"]) == (400, "plan.fork")
+
+
+async def test_embeddings_are_siblings_of_the_plan(api: Any, engine: Any) -> None:
+    plan = {"group": "g", "width": 2}
+    for path, body in (
+        ("/v1/embeddings", {"input": ["a", "b"], "program": "p"}),
+        ("/encode", {"text": ["a", "b"], "program": "p"}),
+        ("/api/embed", {"model": "tiny", "input": ["a", "b"], "program": "p"}),
+    ):
+        reply = await api.call("POST", path, body | {"plan": plan})
+        assert reply.status == 200, reply.raw
+        assert [r.plan for r in engine.requests] == [CallPlan(group="g", width=2)] * 2
+        engine.requests.clear()
+        refused = await api.call("POST", path, body | {"plan": {"fork": 1}})
+        assert refused.status == 400 and "plan.fork" in refused.raw
+        assert not engine.requests
 
 
 async def test_one_constraint_may_stand_alone_in_any_spelling(api: Any, engine: Any) -> None:
