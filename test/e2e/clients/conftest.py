@@ -65,11 +65,12 @@ def leaks_forgiven() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def leaks_of_loops_forgiven() -> Iterator[None]:
-    """The same, when event loops are gone too. What there is before is not looked at each time."""
+    """The same, when event loops are gone too. What there is before is not looked at each time, but
+    at the end: a package's cache may have let go of a connection of another module's."""
     gc.freeze()
     yield
-    _collect()
     gc.unfreeze()
+    _collect()
 
 
 def _collect() -> None:
