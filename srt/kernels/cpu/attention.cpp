@@ -10,7 +10,8 @@
 namespace phloem {
 namespace {
 
-constexpr int SHORT_ROW = 4;  // queries up to which a row has its chunks in parallel
+// Queries up to which a row has its chunks in parallel, at least; else as many as a call takes.
+constexpr int SHORT_ROW = 4;
 
 size_t element_bytes(KvType type) {
   return type == KvType::F32 ? 4 : type == KvType::S8 ? 1 : 2;
@@ -95,8 +96,9 @@ void Attention::plan(const std::vector<SequenceRow>& rows) {
   chunks_.clear();
   tasks_.clear();
   size_t partials = 0;
+  const int short_row = std::max(SHORT_ROW, queries_ / shape_.group());
   for (size_t i = 0; i < rows_.size(); i++) {
-    if (rows_[i].count <= SHORT_ROW)
+    if (rows_[i].count <= short_row)
       plan_short(rows_[i]);
     else
       plan_long(static_cast<int>(i));

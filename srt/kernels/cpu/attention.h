@@ -4,8 +4,8 @@
 // their softmaxes in order. That order is all that a result depends on, so the work may be cut as
 // it suits:
 //
-// - a row of few queries (decode) has one task a chunk, so that a long sequence keeps all threads
-//   busy; whoever finishes the last chunk of a query merges them;
+// - a row of few queries (decode, or a short extend) has one task a chunk, so that a long sequence
+//   keeps all threads busy; whoever finishes the last chunk of a query merges them;
 // - rows whose sequences begin with the same slots (a shared prefix) share the tasks of those
 //   chunks: their keys and values are read once for all;
 // - a row of many queries (extend) has one task a tile of queries, which passes over all chunks.
