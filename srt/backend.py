@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from pathlib import Path
 
 import msgspec
@@ -99,6 +100,7 @@ def process_options(run_dir: str, config: ServeConfig, plan: Plan) -> dict[str, 
             compile_threads=constraints.compile_threads,
             memory_bytes=constraints.memory_bytes,
             cache_bytes=constraints.cache_bytes,
+            remembered=_remembered(config, plan),
             log_level=level,
         ),
         "scheduler": SchedulerProcessOptions(
@@ -120,6 +122,15 @@ def process_options(run_dir: str, config: ServeConfig, plan: Plan) -> dict[str, 
             log_level=level,
         ),
     }
+
+
+def _remembered(config: ServeConfig, plan: Plan) -> str | None:
+    """Where a server keeps what was compiled for a checkpoint; an engine in a program keeps
+    nothing."""
+    if config.server.data_dir is None:
+        return None
+    name = hashlib.sha256(plan.checkpoint.encode()).hexdigest()[:16]
+    return str(Path(config.server.data_dir) / "constraints" / f"{name}.sqlite")
 
 
 def make_plan(resolved: Resolved, checkpoint: Checkpoint, kv_tokens: int) -> Plan:

@@ -73,8 +73,8 @@ class ServerOptions:
     tls_key: str | None = None
     """PEM file of the certificate's key; by default it is in the same file."""
     data_dir: str | None = None
-    """Folder of what clients store (responses, files, batches); by default `data` in the folder
-    that models are kept in."""
+    """Folder of what clients store (responses, files, batches), and of which constraints were
+    compiled; by default `data` in the folder that models are kept in."""
     max_file_bytes: int = 512 << 20
     """A larger file is refused by `/v1/files` with 413."""
     batch_running: int | None = None

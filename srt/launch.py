@@ -64,6 +64,8 @@ async def _serve(
     tls = _tls_context(config.server)
     listener = _bind(config.server)  # before the model is loaded: a taken port is told at once
     _allow_files(config.server.max_connections)
+    data_dir = _data_dir(config.server)
+    config = replace(config, server=replace(config.server, data_dir=str(data_dir)))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -84,7 +86,7 @@ async def _serve(
         stopping.cancel()
         listener.close()
         raise
-    web_app = app.create_app(engine, _server_options(config), data_dir=_data_dir(config.server))
+    web_app = app.create_app(engine, _server_options(config), data_dir=data_dir)
     runner = app.make_runner(web_app)
     await runner.setup()
     site = app.listen_on(runner, listener, tls)

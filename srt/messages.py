@@ -456,9 +456,11 @@ ToGrammar = GrammarCompile | GrammarStep | GrammarJump | GrammarClose | StopGram
 
 
 class GrammarReady(Wire, frozen=True, tag="grammar_ready"):
-    """The process is up and knows nothing: compile what is live again, replay on demand."""
+    """The process is up and knows nothing: compile what is live again, replay on demand. What
+    earlier runs compiled is `remembered`, the last used first."""
 
     startup: dict[str, float]
+    remembered: list[Constraint] = []
 
 
 class GrammarCompiled(Wire, frozen=True, tag="compiled"):

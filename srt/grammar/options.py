@@ -12,6 +12,7 @@ class GrammarOptions(msgspec.Struct, frozen=True, kw_only=True):
     seconds of processor time; `memory_bytes` is what the process, and the one that compiles for
     it, may add to its size after loading; `cache_bytes` bounds the compiled grammars it keeps.
     `predecessor` is the exit code of the process whose place this one takes, 0 for the first.
+    What is compiled is remembered for the next start in the file `remembered`, if there is one.
     """
 
     run_dir: str
@@ -23,4 +24,5 @@ class GrammarOptions(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 2 << 30
     cache_bytes: int = 256 << 20
     predecessor: int = 0
+    remembered: str | None = None
     log_level: str = "info"

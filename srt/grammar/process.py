@@ -33,11 +33,13 @@ from phloem.constrained.closing import ClosingVocabulary
 from phloem.constrained.compiler import Compiled, GrammarCompiler
 from phloem.constrained.jump import Encode, Jumper
 from phloem.constrained.service import GrammarService
+from phloem.constrained.spec import Constraint
 from phloem.constrained.vocab import Vocabulary
 from phloem.srt.errors import InvalidConstraint
 from phloem.srt.grammar.compiling import Compiling, trial
 from phloem.srt.grammar.garbage import Garbage
 from phloem.srt.grammar.options import GrammarOptions
+from phloem.srt.grammar.remembered import Remembered
 from phloem.srt.grammar.sandbox import WALL_FACTOR, Sandbox, limit_resource
 from phloem.srt.grammar.watchdog import Watchdog
 from phloem.srt.ipc import Channel
@@ -85,6 +87,7 @@ class GrammarProcess:
         *,
         encode: Encode | None = None,
         watchdog: Watchdog | None = None,
+        remembered: Remembered | None = None,
     ) -> None:
         run_dir = Path(options.run_dir)
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -115,6 +118,11 @@ class GrammarProcess:
             self._context, f"ipc://{run_dir}/masks.sock", StepMasks, kind=zmq.PUSH
         )
         self._garbage = Garbage()
+        # One of these constraints may be what the predecessor died of.
+        first = options.predecessor == 0
+        self._earlier = remembered.load() if remembered is not None and first else []
+        self._remembered = remembered
+        self._asked: dict[str, Constraint] = {}
         self.startup: dict[str, float] = {}
 
     def run(self) -> int:
@@ -122,7 +130,7 @@ class GrammarProcess:
         poller = zmq.Poller()
         poller.register(self._scheduler.socket, zmq.POLLIN)
         poller.register(self._wake_read, zmq.POLLIN)
-        self._scheduler.send(GrammarReady(self.startup))
+        self._scheduler.send(GrammarReady(self.startup, self._earlier))
         while True:
             waits = [self._compiler.next_deadline(), self._garbage.waits]
             left = min((one for one in waits if one is not None), default=None)
@@ -143,6 +151,8 @@ class GrammarProcess:
     def close(self) -> None:
         """Send what is queued and close the sockets; compiles are not waited for."""
         self._compiler.close()
+        if self._remembered is not None:
+            self._remembered.close()
         self._scheduler.close()
         self._worker.close()
         self._context.term()
@@ -150,6 +160,7 @@ class GrammarProcess:
     def _handle(self, message: GrammarCompile | GrammarStep | GrammarJump | GrammarClose) -> None:
         match message:
             case GrammarCompile(key, constraint):
+                self._asked[key] = constraint
                 self._compiler.request(key, constraint)
             case GrammarStep():
                 self._step(message)
@@ -193,7 +204,17 @@ class GrammarProcess:
             except queue.Empty:
                 return
 
+    def _remember(self, done: Compiled) -> None:
+        constraint = self._asked.pop(done.key, None)
+        if self._remembered is None or done.grammar is None:
+            return
+        if done.cached:
+            self._remembered.used(done.key)
+        elif constraint is not None:
+            self._remembered.compiled(done.key, constraint)
+
     def _report(self, done: Compiled) -> None:
+        self._remember(done)
         self._garbage.made()
         error = None
         if done.error is not None:
@@ -253,6 +274,7 @@ def main(options: GrammarOptions, startup: dict[str, float]) -> None:
         Compiling(backend, closings, hurried.call, patient.call),
         encode=lambda text: tokenizer.result().encode_answer(text),
         watchdog=Watchdog(Path(options.run_dir) / "matcher", MATCHER_SECONDS),
+        remembered=None if options.remembered is None else Remembered(Path(options.remembered)),
     )
     process.startup = startup
     limit_memory(options.memory_bytes)

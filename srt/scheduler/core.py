@@ -267,8 +267,9 @@ class Scheduler:
 
     def grammar(self, message: FromGrammar) -> None:
         match message:
-            case GrammarReady():
+            case GrammarReady(remembered=remembered):
                 self._grammar_restarted()
+                self.grammars.prepare(remembered)
             case GrammarCompiled():
                 self._compiled(message)
             case GrammarReplay():

@@ -25,7 +25,7 @@ from phloem.srt.scheduler.request import Request, Status
 MAX_COMPILE_ATTEMPTS = 2
 """Grammar processes that may die over one constraint before it is refused."""
 
-MAX_AHEAD = 64
+MAX_AHEAD = 256
 """Constraints of calls to come that wait to be compiled; beyond that, the oldest are forgotten."""
 
 

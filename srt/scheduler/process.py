@@ -106,6 +106,7 @@ class SchedulerProcess:
             tenants=options.tenants,
         )
         scheduler = self._scheduler(limits, worker)
+        scheduler.grammar(grammar)
         if (
             self.lower is not None
         ):  # read from now on, so that polling does not return for it before

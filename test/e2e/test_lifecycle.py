@@ -99,6 +99,22 @@ def test_a_killed_grammar_process_costs_no_request(start_server: Start) -> None:
     assert results[0][1]["choices"][0]["text"] == first["choices"][0]["text"]
 
 
+def test_the_next_start_compiles_what_was_asked_for_before(
+    start_server: Start, tmp_path: Path
+) -> None:
+    flags = ("--kv-tokens", "2048", "--data-dir", str(tmp_path / "data"))
+    compiles, hits = "phloem_grammar_compiles_total", "phloem_grammar_cache_hits_total"
+    first = start_server(*flags)
+    for pattern in ("[ab]{4}", "[cd]{4}"):
+        assert ask(first, regex=pattern)[0] == 200
+    first.stop()
+    second = start_server(*flags)
+    second.until(lambda: second.metric(compiles) == 2)  # before anybody asks
+    assert ask(second, regex="[ab]{4}")[0] == 200
+    second.until(lambda: second.metric(hits) == 1)
+    assert second.metric(compiles) == 2
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_everything(start_server: Start, number: int) -> None:
     server = start_server("--kv-tokens", "4096")
