@@ -28,7 +28,8 @@ class Hurried(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Compiled:
-    """The outcome of one request to compile: exactly one of `grammar` and `error` is set."""
+    """The outcome of one request to compile: exactly one of `grammar` and `error` is set. `cached`
+    when nothing was compiled for this request alone."""
 
     key: str
     grammar: Grammar | None
@@ -152,8 +153,10 @@ class GrammarCompiler:
             self._started.pop(key, None)
             waiting = self._waiting.pop(key, 0)
             self._store(done, constraint)
-        for _ in range(waiting):
+        if waiting:
             self._on_done(done)
+        for _ in range(waiting - 1):  # one compile, so that it is counted once
+            self._on_done(dataclasses.replace(done, seconds=0.0, cached=True))
 
     def _store(self, done: Compiled, constraint: Constraint) -> None:
         if done.grammar is None:

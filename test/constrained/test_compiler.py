@@ -103,7 +103,10 @@ def test_requests_for_a_key_in_the_making_wait_for_the_same_compile(
     for _ in range(3):
         compiler.request("k", Regex(pattern="a"))
     backend.let.set()
-    assert {id(done.get(timeout=30).grammar) for _ in range(3)} != {id(None)}
+    outcomes = [done.get(timeout=30) for _ in range(3)]
+    assert outcomes[0].grammar is not None
+    assert all(outcome.grammar is outcomes[0].grammar for outcome in outcomes)
+    assert [outcome.cached for outcome in outcomes] == [False, True, True]
     assert backend.compiled == ["a"]
 
 
