@@ -37,7 +37,7 @@ from common import Watch, write_json
 from peers import Running, running
 from rich.console import Console
 from rich.table import Table
-from sides import HINTS, SIDES, Client, EndingBackend, Side
+from sides import HINTS, SIDES, Client, Side
 from turns import add_options, names, report, setting, take_turns
 
 import phloem
@@ -123,8 +123,6 @@ def run_one(
     try:
         state = program.run(**item, backend=backend)
         seconds = time.perf_counter() - began
-        if isinstance(backend, EndingBackend):
-            backend.ended(state)
         workload.check(state)  # reads what the program itself may not have read
     except Exception as error:  # whatever it was, the others go on
         return Ended(time.perf_counter() - began, error=f"{type(error).__name__}: {error}"[:300])

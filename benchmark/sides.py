@@ -18,22 +18,12 @@ from phloem.lang.backend.base import Call, Delta, Prompt
 from phloem.lang.backend.http import HttpBackend
 from phloem.lang.backend.openai import OpenAIBackend
 from phloem.lang.backend.selecting import Selected
-from phloem.lang.background import background
 from phloem.lang.choices import ChoicesMethod
-from phloem.lang.hints import hint_here
-from phloem.lang.state import State
+from phloem.lang.hints import call_here
 
 Client = HttpBackend | OpenAIBackend
 
-HINTS = {"ids": "calls say of which program and fork they are, and the server hears of its end"}
-
-
-class EndingBackend(HttpBackend):
-    """Says of each program that it has ended, beside what its calls say of it."""
-
-    def ended(self, state: State) -> None:
-        told = self._transport.post(f"/programs/{state._run.hint.program}/end", {})
-        background.wait_for(told)
+HINTS = {"ids": "calls say what the DSL knows: program, fork, what is queued, the end"}
 
 
 class PlainBackend(HttpBackend):
@@ -45,19 +35,19 @@ class PlainBackend(HttpBackend):
         self._scores_at_once = scores_at_once
 
     def generate(self, call: Call) -> AsyncGenerator[Delta, None]:
-        hint_here.set(None)  # each call of a program has a context of its own
+        call_here.set(None)  # each call of a program has a context of its own
         return super().generate(call)
 
     async def select(
         self, prompt: Prompt, choices: Sequence[str], method: ChoicesMethod
     ) -> Selected:
-        hint_here.set(None)
+        call_here.set(None)
         return await super().select(prompt, choices, method)
 
 
 def _phloem(url: str, model: str, hints: frozenset[str]) -> Client:
     if "ids" in hints:
-        return EndingBackend(url, model=model)
+        return HttpBackend(url, model=model)
     return PlainBackend(url, model=model, scores_at_once=True)
 
 

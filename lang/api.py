@@ -157,7 +157,11 @@ def select(
 ) -> ir.Select:
     """Let the model judge `choices` as continuations of the text so far; append the one it
     prefers and bind it to `name`. `choices_method` is one of `phloem.lang.choices.ChoicesMethod`.
-    Nothing is drawn, so `temperature` can only be 0."""
+    Nothing is drawn, so `temperature` can only be 0.
+
+    Raises `TypeError` for choices that are not a list of texts, `ValueError` for none, an empty
+    one, an unknown method or another temperature.
+    """
     _check_name(name)
     if isinstance(choices, str):
         raise TypeError("choices must be a list of texts, not one text")
@@ -232,6 +236,8 @@ def separate_reasoning(expr: str | ir.Node, model_type: str) -> ir.Node:
 
     A Phloem server tells the two apart itself. `model_type` (one of
     `phloem.lang.reasoning.MARKS`) says by which marks that is done where the server has not.
+
+    Raises `ValueError` for another one.
     """
     marks = MARKS.get(model_type)
     if marks is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import os
 import threading
 from collections import deque
@@ -19,6 +20,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _EXIT_SECONDS = 2.0
+_TELL_SECONDS = 5.0
+_MAX_TELLING = 256
 
 
 class _Inbox:
@@ -57,6 +60,7 @@ class Background:
         self._thread: threading.Thread | None = None
         self._inbox: _Inbox | None = None
         self._cleanups: list[Callable[[], Awaitable[None]]] = []
+        self._telling: set[asyncio.Task[None]] = set()
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -70,6 +74,11 @@ class Background:
         with self._lock:
             inbox = self._running()[1]
         inbox.put(work)
+
+    def tell(self, word: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Have `word()` awaited on the loop, for a few seconds at most; nobody learns what becomes
+        of it. Where many are under way already, it is not. Raises as `call_soon` does."""
+        self.call_soon(lambda: self._tell(word))
 
     def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` on the loop to its end, from another thread; what it returns or raises."""
@@ -116,7 +125,15 @@ class Background:
             self._thread.start()
         return self._loop, self._inbox
 
+    def _tell(self, word: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if len(self._telling) < _MAX_TELLING:
+            task = asyncio.get_running_loop().create_task(_told(word))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
+
     async def _wind_up(self) -> None:
+        if self._telling:
+            await asyncio.wait(self._telling, timeout=_EXIT_SECONDS / 4)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -127,6 +144,12 @@ class Background:
     def after_fork(self) -> None:
         """In a child process there is no loop thread: forget the parent's."""
         self.__init__()  # type: ignore[misc]
+
+
+async def _told(word: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    with contextlib.suppress(Exception):  # nobody to tell
+        async with asyncio.timeout(_TELL_SECONDS):
+            await word()
 
 
 background = Background()

@@ -30,8 +30,12 @@ class ChoicesMethod(StrEnum):
 
 
 token_length_normalized: Final = ChoicesMethod.TOKEN_LENGTH_NORMALIZED
+"""The highest mean logprob a token."""
 greedy_token_selection: Final = ChoicesMethod.GREEDY_TOKEN_SELECTION
+"""Token by token, as greedy decoding would that can only say one of the choices."""
 unconditional_likelihood_normalized: Final = ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED
+"""The highest mean logprob less what the choice has without the prompt, so that none is preferred
+for being common."""
 
 
 @dataclass(frozen=True, slots=True)

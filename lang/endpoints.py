@@ -31,11 +31,12 @@ class Served(Protocol):
 
 
 class RuntimeEndpoint(HttpBackend):
-    """A Phloem server. Asks it at once what it serves, and raises `BackendUnavailable` when nobody
-    answers.
+    """A Phloem server, which is asked at once what it serves.
 
     `verify` (certificates are always checked) and `chat_template_name` (the template is the
     server's) are SGLang's, and can only be left out.
+
+    Raises `BackendUnavailable` when nobody answers, `ValueError` for those two.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Anthropic(AnthropicBackend):
 
 def flush_cache(backend: BackendLike | None = None) -> bool:
     """Drop what the server (the default backend's, if none is given) has cached. False when the
-    backend has no cache that it could be told to drop."""
+    backend has no cache that it could be told to drop. Raises `BackendError` if that fails."""
     chosen = default_backend() if backend is None else as_backend(backend)
     if not isinstance(chosen, Served):
         return False

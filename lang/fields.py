@@ -9,6 +9,7 @@ from phloem.constrained.json_events import Field, JsonEvents
 from phloem.lang.errors import UsageError
 
 FieldPair = tuple[str, Any]
+"""The path of a value in a JSON answer, as a JSON pointer, and the value."""
 
 
 def fields_of(pieces: Iterable[str]) -> Iterator[FieldPair]:

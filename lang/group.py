@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 JoinMode = Literal["gather", "append", "gather_variable", "concate_and_append"]
+"""How `Group.join` brings forks together; the last two are SGLang's names of the first two."""
 
 
 class Group:
@@ -76,6 +77,8 @@ class Group:
         those that have; one that the state has defined itself stays. "append": the text that each
         fork added is appended there, in order. Does not wait: whoever reads, or generates from it,
         does. A failed fork fails what is built on it. The two other names are SGLang's.
+
+        Raises `ValueError` for another mode, `UsageError` when the forks are joined already.
         """
         if mode not in ("gather", "append", "gather_variable", "concate_and_append"):
             raise ValueError(f"join mode must be 'gather' or 'append', not {mode!r}")
@@ -83,10 +86,7 @@ class Group:
         for state in self._states:
             state._check_open()
         if mode in ("append", "concate_and_append"):
-            prompt = self._parent._prompt
-            for state in self._states:
-                prompt = prompt.extended(state._prompt.events[self._start :])
-            self._parent._advance(prompt)
+            self._parent._concatenate(self._states, self._start)
         else:
             for name, variables in self._defined().items():
                 self._parent._gather(name, variables)

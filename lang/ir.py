@@ -119,10 +119,15 @@ class Seq(_Expression):
 
 
 Leaf = Text | Gen[Any] | Select | RoleBegin | RoleEnd | Placeholder
+"""An expression that has no other one in it."""
+
 Node = Leaf | Role | Seq
+"""An expression. `+` joins expressions and text."""
 
 Content = str | Node
-Key = str | Gen[Any] | Select  # a variable: by its name, or by the expression that makes it
+"""What can be appended to a state: text, or an expression such as `gen(…)` and what `+` makes."""
+Key = str | Gen[Any] | Select
+"""A variable: by its name, or by the expression that makes it."""
 
 _NODES = (Text, Gen, Select, RoleBegin, RoleEnd, Placeholder, Role, Seq)
 

@@ -13,24 +13,33 @@ class LogprobOptions(SamplingOverrides, total=False):
     """SGLang's way to ask for logprobs, which ours (`logprobs=`) is short for."""
 
     return_logprob: bool | None
+    """True is `logprobs=0`."""
     logprob_start_len: int | None
+    """Only -1: logprobs are of answers, not of prompts."""
     top_logprobs_num: int | None
+    """As `logprobs`."""
     return_text_in_logprobs: bool | None
+    """Has no effect: the tokens' texts are always there."""
 
 
 class RunOptions(LogprobOptions, total=False):
-    """The options of a run: defaults of all its calls. `max_new_tokens` is `max_tokens`."""
+    """The options of a run: defaults of all its calls."""
 
     max_new_tokens: int | None
+    """SGLang's name of `max_tokens`."""
 
 
 class GenOptions(LogprobOptions, total=False):
-    """The options of `gen` that have no effect on its type."""
+    """The options of `gen` that have no effect on the type of its value."""
 
     dtype: type | None
+    """`int`, `float`, `bool` or `str`: the answer is such a value as Python writes it."""
     choices_method: ChoicesMethod | str | None
+    """How `choices` are judged; a `ChoicesMethod` or its name."""
     regex: str | None
+    """A pattern that the whole answer matches."""
     grammar: str | None
+    """EBNF; the answer is derived from its `root`."""
 
 
 _TO_THE_LOGPROBS = (

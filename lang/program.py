@@ -39,23 +39,31 @@ from phloem.lang.state import Record, State
 from phloem.lang.stream import Stream
 
 if TYPE_CHECKING:
+    from phloem.lang.remote import Remote
     from phloem.lang.results import OutputLike
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Item = Mapping[str, Any] | Sequence[Any]  # the arguments of one program of a batch
+Item = Mapping[str, Any] | Sequence[Any]
+"""The arguments of one program of a batch: a dict of them by name, or a tuple in their order."""
 
 
 class BatchOptions(RunOptions, total=False):
-    """The options of a batch. `num_threads` is SGLang's name of `concurrency`."""
+    """The options of a batch."""
 
     backend: BackendLike | None
+    """Where the programs run; the default backend if left out."""
     timeout_s: float | None
+    """Seconds that each call may take."""
     concurrency: int | None
+    """Programs that run at a time (64)."""
     num_threads: int | Literal["auto"]
+    """SGLang's name of `concurrency`; "auto" leaves it as it is."""
     progress_bar: bool | None
+    """None shows one on stderr if that is a terminal."""
     output: OutputLike | None
+    """A file that each program adds a line to as it ends, and that the batch goes on from."""
 
 
 _CONCURRENCY = 64
@@ -89,7 +97,7 @@ class Program(Generic[P, R]):
     """A program. Calling it with a state runs it inside another program, on that state.
 
     The runs take the function's own arguments, and besides them `backend` (a backend, a URL, an
-    engine; the default one if left out), `timeout_s` for each call, and any sampling option as the
+    engine; the default one if left out), `timeout_s` for each call, and any of `RunOptions` as the
     default for the program's calls. A name that is both belongs to the function.
     """
 
@@ -124,7 +132,7 @@ class Program(Generic[P, R]):
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> State: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """With a state: go on on that. Without: `run`, on the backend of the program around."""
+        """With a state: go on on it. Without: `run`, on the backend of the program around."""
         if args and isinstance(args[0], State):
             if not self._given:
                 return self._fn(*args, **kwargs)
@@ -152,6 +160,9 @@ class Program(Generic[P, R]):
         the program did not read is in `state.error()` and is raised by `state["x"]`. `stream=True`
         is `stream()`, whose result is the state while it grows. With `use_thread=False` the program
         waits for each call before it goes on.
+
+        Raises what the program raises, `TypeError` for arguments that are none of the function's,
+        and `UsageError` when there is no backend.
         """
         if stream:
             return self.stream(*args, backend=backend, timeout_s=timeout_s, **kwargs)
@@ -171,17 +182,48 @@ class Program(Generic[P, R]):
         timeout_s: float | None = None,
         **kwargs: Any,
     ) -> State:
-        """`run` for asyncio programs; cancelling the task cancels the calls."""
+        """`run` for asyncio programs; cancelling the task cancels the calls. Raises what `run`
+        raises."""
         bound, sampling = self._split(args, kwargs)
         run = _settings(backend, sampling, timeout_s).new_run()
         state = State(run)
-        done = _in_thread(lambda: execute(self._fn, state, bound))
-        try:
-            await asyncio.wrap_future(done)
-        except asyncio.CancelledError:
-            run.cancel()
-            raise
+        await _in_thread_awaited(lambda: execute(self._fn, state, bound), run)
         return state
+
+    def run_remote(
+        self,
+        *args: Any,
+        backend: BackendLike | None = None,
+        timeout_s: float | None = None,
+        stream: bool = False,
+        **kwargs: Any,
+    ) -> State:
+        """`run` in one round trip: the function runs first, without any value, and what it appends
+        is sent whole to a Phloem server (`POST /programs/run`), which makes the calls.
+
+        It has to be straight-line: values may be appended, joined by `+`, assigned and returned.
+        Raises `UsageError`, with the line, for what needs to know one, or what the server does not
+        run; and for a backend that is no such server. A failed call ends the others. With `stream`
+        this returns at once, and the variables can be read as they come, each whole.
+        """
+        record: Record | None = Feed() if stream else None
+        remote, work = self._remote(args, kwargs, backend, timeout_s, record)
+        if record is not None:
+            return Stream(remote.state, remote.run, record, _in_thread(work))
+        work()
+        return remote.state
+
+    async def arun_remote(
+        self,
+        *args: Any,
+        backend: BackendLike | None = None,
+        timeout_s: float | None = None,
+        **kwargs: Any,
+    ) -> State:
+        """`run_remote` for asyncio programs; cancelling the task ends the program in the server."""
+        remote, work = self._remote(args, kwargs, backend, timeout_s)
+        await _in_thread_awaited(work, remote.run)
+        return remote.state
 
     def stream(
         self,
@@ -190,7 +232,8 @@ class Program(Generic[P, R]):
         timeout_s: float | None = None,
         **kwargs: Any,
     ) -> Stream:
-        """Start the program and return at once; read its text from the result as it comes."""
+        """Start the program and return at once; read its text from the result as it comes. Raises
+        what `run` raises but for the program's own, which `Stream.result` does."""
         bound, sampling = self._split(args, kwargs)
         run = _settings(backend, sampling, timeout_s).new_run(stream=True)
         record: Record = Feed()
@@ -230,6 +273,8 @@ class Program(Generic[P, R]):
         `raise_on_error`. `progress_bar` None shows one on stderr if that is a terminal. `output`
         is a file that each program, as it ends, adds a line to, and that the batch goes on from
         when it is run again (see `BatchOutput`). With `generator_style` this is `iter_batch`.
+
+        Raises what `iter_batch` raises, and with `raise_on_error` the first failure.
         """
         batch = self.iter_batch(items, **options)
         if raise_on_error:
@@ -243,6 +288,10 @@ class Program(Generic[P, R]):
 
         Items are taken as they are needed, so they may be endless and memory stays bounded;
         `state.arguments` tells which item a state is of. Leaving the loop cancels the rest.
+
+        Raises what the items raise, `ValueError` and `TypeError` for wrong options, `UsageError`
+        when there is no backend, and `OSError` and `ValueError` for an `output` that cannot be
+        written or is of other items.
         """
         concurrency = _concurrency(options.get("concurrency"), options.get("num_threads"))
         sampling = run_sampling({k: v for k, v in options.items() if k not in _OPTIONS})
@@ -276,9 +325,10 @@ class Program(Generic[P, R]):
     def trace(self, *, backend: BackendLike | None = None, **arguments: Any) -> Outline:
         """The program's expressions, without running it: `arguments` are as given, the others
         placeholders. `backend` is SGLang's, whose template the tracer needed; it is not asked.
+        (What calls of a run did is `state.trace`.)
 
         Raises what the function raises, in particular `TypeError` where a placeholder would become
-        a part of an f-string. (What calls of a run did is `state.trace`.)
+        a part of an f-string.
         """
         return self._outline((), arguments)
 
@@ -301,6 +351,22 @@ class Program(Generic[P, R]):
         raise UsageError(
             f"programs are not compiled: use {self._fn.__name__}.run, .run_batch or .trace"
         )
+
+    def _remote(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        backend: BackendLike | None,
+        timeout_s: float | None,
+        record: Record | None = None,
+    ) -> tuple[Remote, Callable[[], None]]:
+        """A run in a server, and what runs it to the end."""
+        from phloem.lang.remote import Remote
+
+        bound, sampling = self._split(args, kwargs)
+        settings = _settings(backend, sampling, timeout_s)
+        remote = Remote(settings.backend, sampling, timeout_s, record)
+        return remote, lambda: remote.execute(self._fn, bound)
 
     def _outline(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outline:
         outline, failure = self._try_outline(args, kwargs)
@@ -364,11 +430,11 @@ def function(
 def function(fn: Any = None, num_api_spec_tokens: int | None = None) -> Any:
     """Make a program of a function whose first parameter is the state.
 
-    @phloem.function
-    def greet(s, name):
-        s += phloem.user(f"Greet {name}.") + phloem.assistant(phloem.gen("greeting"))
+        @phloem.function
+        def greet(s, name):
+            s += phloem.user(f"Greet {name}.") + phloem.assistant(phloem.gen("greeting"))
 
-    greet.run(name="Ada")["greeting"]
+        greet.run(name="Ada")["greeting"]
 
     SGLang's `num_api_spec_tokens` (several `gen` guessed in one call of a paid API) can only be
     None.
@@ -386,6 +452,7 @@ def execute(fn: Callable[..., Any], state: State, bound: inspect.BoundArguments)
     outer = backend_here.set(run.backend)
     try:
         state._returned = fn(state, *bound.args, **bound.kwargs)
+        run.calls.close()
         run.wait()
         failure = run.unhandled()
     except BaseException as exc:
@@ -394,7 +461,7 @@ def execute(fn: Callable[..., Any], state: State, bound: inspect.BoundArguments)
         raise
     finally:
         backend_here.reset(outer)
-        run.ended = "its program has ended"
+        run.end("its program has ended")
         run.recorder.end(fn.__qualname__, failure)
         state._end(failure)
 
@@ -448,3 +515,12 @@ def _in_thread(work: Callable[[], None]) -> Future[None]:
 
     threading.Thread(target=body, name="phloem-program", daemon=True).start()
     return done
+
+
+async def _in_thread_awaited(work: Callable[[], None], run: Run) -> None:
+    """`_in_thread`, to its end; cancelling that cancels the run."""
+    try:
+        await asyncio.wrap_future(_in_thread(work))
+    except asyncio.CancelledError:
+        run.cancel()
+        raise

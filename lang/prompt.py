@@ -98,7 +98,7 @@ class Prompt:
                 case str():
                     prompt = prompt.with_text(event)
                 case Variable():
-                    prompt.check_call()
+                    prompt.check_place("a variable")
                     prompt = prompt.with_variable(event)
                 case Begin(role):
                     prompt = prompt.begin(role)

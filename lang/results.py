@@ -39,6 +39,7 @@ class BatchOutput:
 
 
 OutputLike = BatchOutput | str | os.PathLike[str]
+"""A file for the results of a batch; a path is `BatchOutput(path)`."""
 
 
 class _Failure(msgspec.Struct, frozen=True):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-import uuid
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar, copy_context
+from functools import partial
 from typing import Final
 
 from phloem.lang.backend.base import Backend
 from phloem.lang.background import background
 from phloem.lang.errors import Cancelled, GenerationError
-from phloem.lang.hints import Hint, hint_here
+from phloem.lang.hints import EndsPrograms, ProgramCalls, QueuedCall, call_here
 from phloem.lang.recording.recorder import Recorder
 from phloem.lang.sampling import DEFAULT_MAX_TOKENS, Sampling
 from phloem.lang.variable import Outcome, Variable
@@ -41,20 +42,20 @@ class Run:
         self.stream = stream
         self.one_by_one = False  # whether the program waits for each call before it goes on
         self.recorder = Recorder(_label(backend))
-        self.hint = Hint(f"run-{uuid.uuid4().hex}")
+        self.calls = ProgramCalls()
         self.ended: str | None = None  # why no state of this run can be appended to any more
         self._lock = threading.Lock()
         self._cancelled = False
         self._variables: list[Variable] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, variable: Variable, work: Work, hint: Hint | None = None) -> None:
-        """Let `work` make `variable`, on the loop; returns at once. `hint` is for its call, by
-        default that of all calls of the run."""
+    def start(self, variable: Variable, work: Work, call: QueuedCall | None = None) -> None:
+        """Let `work` make `variable`, on the loop; returns at once. `call` is the call of a model
+        that it makes, if it makes one."""
         with self._lock:
             self._variables.append(variable)
         try:
-            background.call_soon(lambda: self._spawn(variable, work, hint or self.hint))
+            background.call_soon(lambda: self._spawn(variable, work, call))
         except RuntimeError:  # the loop was closed just now: Python is exiting
             _give_up(variable)
 
@@ -77,6 +78,15 @@ class Run:
             self._cancelled = True
         background.call_soon(self._cancel_tasks)
 
+    def end(self, reason: str) -> None:
+        """All calls have ended, or been cancelled, and no other follows: `reason` says why. The
+        server is told so where it waits for more; nobody waits for that."""
+        self.ended = reason
+        backend = self.backend
+        if self.calls.must_end() and isinstance(backend, EndsPrograms):
+            with contextlib.suppress(RuntimeError):  # the loop was closed just now
+                background.tell(partial(backend.end_program, self.calls.program))
+
     def _snapshot(self) -> list[Variable]:
         with self._lock:
             return list(self._variables)
@@ -85,12 +95,12 @@ class Run:
         for task in self._tasks:
             task.cancel()
 
-    def _spawn(self, variable: Variable, work: Work, hint: Hint) -> None:
+    def _spawn(self, variable: Variable, work: Work, call: QueuedCall | None) -> None:
         if self._cancelled:
             _give_up(variable)
             return
         context = copy_context()
-        context.run(hint_here.set, hint)
+        context.run(call_here.set, call)
         loop = asyncio.get_running_loop()
         task = loop.create_task(_settle(variable, work), context=context)
         self._tasks.add(task)

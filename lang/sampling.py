@@ -20,22 +20,39 @@ class SamplingOverrides(TypedDict, total=False):
     """The options as keywords of `gen`, `run`, `run_batch` and `stream`."""
 
     max_tokens: int | None
+    """The most tokens of an answer; 128 if neither the call nor the run says it."""
     min_tokens: int | None
+    """The fewest: the answer does not end before."""
     n: int | None
+    """Answers to one prompt. With more than one the value is a list."""
     temperature: float | None
+    """0 is greedy; higher is more varied."""
     top_p: float | None
+    """Draw from the likeliest tokens, as many as it takes to reach this probability together."""
     top_k: int | None
+    """Draw from this many of the likeliest tokens; 0 or -1 is off."""
     min_p: float | None
+    """Draw from tokens with at least this share of the likeliest one's probability."""
     repetition_penalty: float | None
+    """Above 1, tokens that occurred, in the prompt too, become less likely; 1 is off."""
     presence_penalty: float | None
+    """Subtracted from the logits of tokens that the answer has already."""
     frequency_penalty: float | None
+    """The same, times how often the answer has them."""
     logit_bias: Mapping[int, float] | None
+    """Token id → what is added to its logit."""
     seed: int | None
+    """With the same one, a prompt and its options give the same answer."""
     stop: str | Sequence[str] | None
+    """Texts that the answer ends before."""
     stop_token_ids: Sequence[int] | None
+    """Tokens that end the answer."""
     stop_regex: str | Sequence[str] | None
+    """Patterns whose match the answer ends before."""
     ignore_eos: bool | None
+    """Go on behind the model's own end of text."""
     logprobs: int | None
+    """Alternatives to report beside each token; 0 reports the token alone."""
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

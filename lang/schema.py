@@ -16,6 +16,7 @@ import msgspec
 T = TypeVar("T")
 
 SchemaLike = Mapping[str, object] | str | type
+"""A JSON schema as a dict or as text, or a type that has one."""
 
 
 @dataclass(frozen=True, slots=True)

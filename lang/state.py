@@ -16,7 +16,6 @@ from phloem.lang.errors import GenerationError, UsageError
 from phloem.lang.feed import Feed
 from phloem.lang.fields import FieldPair, fields_of, fields_of_async
 from phloem.lang.group import Group
-from phloem.lang.hints import Hint
 from phloem.lang.interpreter import run_gather, run_gen, run_scope, run_select, run_thoughts
 from phloem.lang.prompt import Event, Prompt
 from phloem.lang.recording.recorder import ROOT, Lineage, describe
@@ -64,7 +63,7 @@ class State:
         self._arguments: Mapping[str, Any] = {}
         self._returned: Any = None
         self._joins: Group | None = None  # of a copy: what the end of its `with` joins
-        self._hint: Hint | None = None  # of a fork: for its first call
+        self._sibling = ("", 0)  # of a fork: the group of its first call, and its width
 
     # ------------------------------------------------------------------ building
 
@@ -116,6 +115,8 @@ class State:
 
         SGLang's `position_ids_offset` belongs to an approximation: here, texts that are joined have
         the positions at which they stand.
+
+        Raises `ValueError` for a size below 1, `UsageError` where nothing can be added.
         """
         self._check_open()
         if position_ids_offset is not None:
@@ -152,14 +153,15 @@ class State:
 
     def _branch(self, size: int) -> list[State]:
         lineages = self._run.recorder.fork(self._lineage, size)
-        branches = [
-            State(self._run, self._prompt, self._variables, lineage=lineage) for lineage in lineages
-        ]
+        branches = [self._twin(lineage) for lineage in lineages]
         if size > 1:
             group = "-".join(map(str, ("fork", *lineages[0])))
             for branch in branches:
-                branch._hint = replace(self._run.hint, group=group, width=size)
+                branch._sibling = (group, size)
         return branches
+
+    def _twin(self, lineage: Lineage) -> State:
+        return State(self._run, self._prompt, self._variables, lineage=lineage)
 
     # ------------------------------------------------------------------ reading
 
@@ -204,12 +206,12 @@ class State:
 
     @property
     def returned(self) -> Any:
-        """What it returned."""
+        """What the function returned."""
         return self._returned
 
     @property
     def ret_value(self) -> Any:
-        """`returned`."""
+        """SGLang's name of `returned`."""
         return self.returned
 
     def __contains__(self, name: object) -> bool:
@@ -217,7 +219,8 @@ class State:
         return name in self._variables
 
     def meta(self, name: str) -> Meta:
-        """How a variable came to be: token counts, finish reason, logprobs, choice scores."""
+        """How a variable came to be: token counts, finish reason, logprobs, choice scores. Blocks
+        and raises as `state[name]` does."""
         return self._variable(name).outcome().meta
 
     def get_meta_info(self, name: str) -> dict[str, Any]:
@@ -352,7 +355,9 @@ class State:
         if node.name is not None:
             self._bind(node.name, variable)
         self._run.recorder.begin(describe(variable.span, node), self._lineage, prompt.events)
-        hint, self._hint = self._hint, None
+        sibling, self._sibling = self._sibling, ("", 0)
+        constraint = node.constraint if isinstance(node, ir.Gen) else None
+        call = self._run.calls.queue(variable, prompt.events, constraint, sibling)
         match node:
             case ir.Gen():
                 node = replace(node, sampling=node.sampling.over(self._run.sampling))
@@ -363,11 +368,15 @@ class State:
             case ir.Select():
                 many = False
                 work = partial(run_select, self._run, prompt, node, variable)
-        self._run.start(variable, work, hint)
+        self._asked(node, variable)
+        self._run.start(variable, work, call)
         if not many:  # several answers are for the program to choose from: none enters the text
             self._advance(prompt.with_variable(variable))
         if self._run.one_by_one:
             variable.settle()
+
+    def _asked(self, node: ir.Gen[Any] | ir.Select, variable: Variable) -> None:
+        """A call is to make `variable`; `node` has all its options."""
 
     def _thoughts(self, node: ir.Gen[Any], variable: Variable) -> Variable | None:
         """What the model thinks before it answers, where the program wants that apart."""
@@ -407,6 +416,13 @@ class State:
         self._variables[name] = variable
         if self._record is not None:
             self._record.push(Binding(name, variable))
+
+    def _concatenate(self, states: Sequence[State], start: int) -> None:
+        """What `states` have from event `start` on is appended."""
+        prompt = self._prompt
+        for state in states:
+            prompt = prompt.extended(state._prompt.events[start:])
+        self._advance(prompt)
 
     def _gather(self, name: str, variables: Sequence[Variable]) -> None:
         gathered = Variable(name)

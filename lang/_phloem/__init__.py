@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from phloem.srt.engine import Engine
 
     __version__: str
+    """The version that is installed."""
 
 __all__ = [
     "Anthropic",

@@ -39,6 +39,7 @@ class ChatPrompt:
 
 
 Prompt = TextPrompt | ChatPrompt
+"""What the model goes on from."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ class AsyncEngine(Protocol):
 
 
 BackendLike = Backend | EngineHandle | AsyncEngine | str
+"""Where a program may run: a backend, an engine in this process, or the URL of a Phloem server."""
 
 _default: Backend | None = None
 _by_url: dict[str, Backend] = {}

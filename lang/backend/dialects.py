@@ -30,6 +30,7 @@ from phloem.lang.sampling import SAMPLING_FIELDS, Sampling
 _GBNF_SPECIAL = re.compile(r'[\x00-\x1f\x7f"\\]')
 
 DialectName = Literal["openai", "vllm", "vllm-guided", "llama-server", "phloem"]
+"""Which server it is, and so which fields it takes beside OpenAI's."""
 
 # a constraint, and whether it is for chat → the fields that ask for it; None: it cannot be said
 Spelling = Callable[[spec.Constraint, bool], Body | None]

@@ -11,14 +11,14 @@ from typing import Any, Unpack
 from phloem.lang.backend import wire
 from phloem.lang.backend.base import Call, Delta, Prompt
 from phloem.lang.backend.dialects import DIALECTS
-from phloem.lang.backend.http_transport import Transport, TransportOptions
+from phloem.lang.backend.http_transport import Body, Transport, TransportOptions
 from phloem.lang.backend.selecting import Selected, select_by_scores
 from phloem.lang.backend.server import ServerBackend
 from phloem.lang.backend.streaming import answer_deltas
 from phloem.lang.background import background
 from phloem.lang.choices import ChoiceScore, ChoicesMethod, boundary
 from phloem.lang.errors import RequestRefused
-from phloem.lang.hints import hint_fields
+from phloem.lang.hints import Hint, take_hint
 from phloem.lang.recording.spans import note_prompt
 
 _PHLOEM = DIALECTS["phloem"]
@@ -42,11 +42,20 @@ class HttpBackend(ServerBackend):
         root = base_url.rstrip("/").removesuffix("/v1")
         super().__init__(Transport(root, headers, **options), model)
         self._scores_at_once = True  # until the server turns out to be too old for it
+        self._ends_programs = True  # likewise
 
     async def generate(self, call: Call) -> AsyncGenerator[Delta, None]:
         path, body = _PHLOEM.generation(call, await self._model())
-        path, body = "/v1" + path, body | hint_fields()
-        async with aclosing(answer_deltas(self._transport, path, body)) as deltas:
+        path, hint = "/v1" + path, take_hint()
+        try:
+            async with aclosing(self._answer(path, body | wire.hint_fields(hint))) as deltas:
+                async for delta in deltas:
+                    yield delta
+            return
+        except RequestRefused as exc:
+            if not _of_the_plan(exc, hint):
+                raise
+        async with aclosing(self._answer(path, body | wire.hint_fields(_bare(hint)))) as deltas:
             async for delta in deltas:
                 yield delta
 
@@ -55,11 +64,9 @@ class HttpBackend(ServerBackend):
     ) -> Selected:
         """In one round trip, where the server has `/v1/score`."""
         if self._scores_at_once and len(choices) > 1:
-            body = wire.score_request(prompt, choices, method, await self._model()) | hint_fields()
+            body = wire.score_request(prompt, choices, method, await self._model())
             try:
-                selected = wire.selected(
-                    await self._transport.post("/v1/score", body), len(choices)
-                )
+                selected = wire.selected(await self._scores(body), len(choices))
             except RequestRefused as exc:
                 if _judges_badly(exc):
                     raise ValueError(exc.message) from exc
@@ -94,8 +101,44 @@ class HttpBackend(ServerBackend):
         info: dict[str, Any] = json.loads(await self._transport.get("/server_info"))
         return info
 
+    async def run_program(self, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+        """The data of the events of `/programs/run`."""
+        body = {"model": await self._model(), "stream": True, **body}
+        async with aclosing(self._transport.events("/programs/run", body)) as events:
+            async for data in events:
+                yield data
+
+    async def end_program(self, program: str) -> None:
+        """Tell the server that no call of `program` follows, unless it is known not to listen."""
+        if self._ends_programs:
+            status = await self._transport.tell(f"/programs/{program}/end")
+            self._ends_programs = status not in (404, 405)
+
+    # ------------------------------------------------------------------ inside
+
+    def _answer(self, path: str, body: Body) -> AsyncGenerator[Delta, None]:
+        return answer_deltas(self._transport, path, body)
+
+    async def _scores(self, body: Body) -> bytes:
+        hint = take_hint()
+        try:
+            return await self._transport.post("/v1/score", body | wire.hint_fields(hint))
+        except RequestRefused as exc:
+            if not _of_the_plan(exc, hint):
+                raise
+        return await self._transport.post("/v1/score", body | wire.hint_fields(_bare(hint)))
+
     async def _model(self) -> str:
         return (self._info or await self.info()).model
+
+
+def _of_the_plan(exc: RequestRefused, hint: Hint | None) -> bool:
+    """Whether a call is refused for what it says of others, which fail by themselves."""
+    return hint is not None and (exc.param or "").startswith("plan")
+
+
+def _bare(hint: Hint | None) -> Hint | None:
+    return None if hint is None else Hint(hint.program)
 
 
 def _judges_badly(exc: RequestRefused) -> bool:

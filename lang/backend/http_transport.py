@@ -26,6 +26,7 @@ _CONNECT_RETRIES = 3
 _LONGEST_WAIT_S = 60.0  # whatever a server's Retry-After says
 _LONGEST_LINE = 1 << 20  # an event longer than this is an error
 _REASON_CHARS = 500
+_TELL_S = 0.5  # for what is told while the connections are to close
 
 Body = dict[str, Any]
 
@@ -38,9 +39,13 @@ class TransportOptions(TypedDict, total=False):
     """
 
     connect_timeout_s: float
+    """For opening a connection (10)."""
     read_timeout_s: float
+    """Of silence while waiting for bytes (600); of a whole reply that is its whole time."""
     max_connections: int
+    """Open at a time (256); further requests wait for one."""
     retries: int
+    """How often a busy server (429, 503) is asked again, as late as it says (8)."""
 
 
 class Transport:
@@ -74,6 +79,7 @@ class Transport:
         self._urls: dict[str, URL] = {}
         self._ids = (f"{os.urandom(8).hex()}-{i}" for i in itertools.count())
         self._session: aiohttp.ClientSession | None = None
+        self._telling: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def get(self, path: str) -> bytes:
@@ -83,6 +89,20 @@ class Transport:
     async def post(self, path: str, body: Body) -> bytes:
         async with self.request("POST", path, body) as response:
             return await response.read()
+
+    async def tell(self, path: str) -> int:
+        """Post once, with nothing in it: the reply's status. Does nothing, and is 0, where nothing
+        has been sent before, or `aclose` was called; that waits a moment for what is told."""
+        if self._session is None:
+            return 0
+        task = asyncio.current_task()
+        assert task is not None
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+        url = URL(self.base_url + path)  # of which there are many, so none is kept
+        async with self._open().post(url, headers={REQUEST_ID_HEADER: next(self._ids)}) as response:
+            await response.read()
+            return response.status
 
     async def events(self, path: str, body: Body) -> AsyncGenerator[bytes, None]:
         """The data of each server-sent event of the reply, to its end: the caller tells by the
@@ -116,20 +136,26 @@ class Transport:
     async def aclose(self) -> None:
         """Close all connections; calls under way fail. The next request opens new ones. May be
         awaited on any event loop."""
-        session, self._session = self._session, None
         background.forget(self.aclose)
         loop = self._loop
-        if session is None or loop is None or not loop.is_running():
-            return
-        if loop is asyncio.get_running_loop():
-            await session.close()
+        if self._session is None or loop is None or not loop.is_running():
+            self._session = None
+        elif loop is asyncio.get_running_loop():
+            await self._close()
         else:
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(session.close(), loop))
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._close(), loop))
 
     def close(self) -> None:
         """`aclose` for programs without an event loop."""
         if self._session is not None:
             asyncio.run(self.aclose())
+
+    async def _close(self) -> None:
+        if self._telling:
+            await asyncio.wait(self._telling, timeout=_TELL_S)
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
 
     async def _send(self, method: str, path: str, data: bytes | None) -> aiohttp.ClientResponse:
         """Send until the server takes the request."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, Literal, TypedDict, TypeVar, cast
 
@@ -23,7 +23,7 @@ from phloem.lang.backend.base import (
 from phloem.lang.backend.retry import backoff
 from phloem.lang.choices import ChoiceScore, boundary
 from phloem.lang.errors import BackendError, BackendUnavailable, RequestRefused
-from phloem.lang.hints import hint_here
+from phloem.lang.hints import take_hint
 from phloem.lang.recording.spans import note_prompt, note_times
 from phloem.lang.sampling import Sampling
 from phloem.srt.errors import PhloemError, QueueFull
@@ -57,6 +57,7 @@ class LocalBackend:
 
     async def generate(self, call: Call) -> AsyncGenerator[Delta, None]:
         prompt = await self._on_loop(partial(self._generation_prompt, call.prompt))
+        hint = _hint()
         requests = [
             GenerateRequest(
                 prompt=prompt,
@@ -64,7 +65,7 @@ class LocalBackend:
                 constraint=call.constraint,
                 stop=call.sampling.stop or (),
                 stop_regex=call.sampling.stop_regex or (),
-                **_hint(),
+                **hint,
             )
             for i in range(call.sampling.samples)
         ]
@@ -79,12 +80,13 @@ class LocalBackend:
     async def score(self, prompt: Prompt, choices: Sequence[str]) -> list[ChoiceScore]:
         prompt_ids, *full = await self._on_loop(partial(self._tokenize, prompt, ("", *choices)))
         start = boundary(prompt_ids, full)
+        hint = _hint()
         requests = [
             GenerateRequest(
                 prompt=ids,
                 sampling=SamplingParams(temperature=0.0, max_tokens=0),
                 prompt_logprobs_from=start,
-                **_hint(),
+                **hint,
             )
             for ids in full
         ]
@@ -100,6 +102,18 @@ class LocalBackend:
     async def info(self) -> BackendInfo:
         card = self._client.card
         return BackendInfo(card.name, card.context_length)
+
+    async def end_program(self, program: str) -> None:
+        """Tell the engine that no call of `program` follows."""
+
+        def end() -> None:
+            with suppress(PhloemError):  # the engine has ended, and all programs with it
+                self._client.end_program(program)
+
+        if self.loop is None:
+            end()
+        else:
+            self.loop.call_soon_threadsafe(end)
 
     async def flush_cache(self) -> None:
         """Drop all KV that no running request holds."""
@@ -214,12 +228,16 @@ class _Hint(TypedDict, total=False):
 
 def _hint() -> _Hint:
     """The fields that say which program the call that runs here is of."""
-    hint = hint_here.get()
+    hint = take_hint()
     if hint is None:
         return {}
-    if not hint.group:
-        return {"program": hint.program}
-    return {"program": hint.program, "plan": CallPlan(group=hint.group, width=hint.width)}
+    plan = CallPlan(
+        remaining=hint.remaining,
+        group=hint.group,
+        width=hint.width,
+        next_constraints=list(hint.ahead),
+    )
+    return {"program": hint.program, "plan": plan}
 
 
 def _params(sampling: Sampling, index: int) -> SamplingParams:

@@ -37,7 +37,10 @@ class MockReply:
 
 
 Answer = str | MockReply | BaseException
+"""What `MockBackend` answers: a text, a text with how it ends, or an error."""
+
 Script = Mapping[str, Answer | Sequence[Answer]] | Callable[[Call], Answer | Sequence[Answer]]
+"""Its answers by the name of the variable, or as a function of the call."""
 
 
 class MockBackend:

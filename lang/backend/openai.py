@@ -25,6 +25,7 @@ from phloem.lang.recording.spans import note_prompt
 from phloem.lang.sampling import Sampling
 
 Kind = Literal["chat", "completions"]
+"""The one kind of programs that a server can run: with roles, or of plain text."""
 
 
 class OpenAIBackend(ServerBackend):

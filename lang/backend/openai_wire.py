@@ -125,7 +125,7 @@ class _Choice(msgspec.Struct):
             index=self.index,
             text=self.text or (content.content if content else None) or "",
             logprobs=self.logprobs.entries(most) if self.logprobs else (),
-            finish=_finish(self.finish_reason),
+            finish=finish_of(self.finish_reason),
             matched=self.stop_reason if self.matched_stop is None else self.matched_stop,
             reasoning=content.thoughts if content else "",
         )
@@ -217,7 +217,8 @@ def decode(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
         raise BackendError(f"the server's reply is not what it should be: {exc}") from exc
 
 
-def _finish(reason: str | None) -> Literal["stop", "length"] | None:
+def finish_of(reason: str | None) -> Literal["stop", "length"] | None:
+    """How an answer has ended. Raises `BackendError` for an end that is none."""
     match reason:
         case None | "stop" | "length":
             return reason

@@ -19,6 +19,7 @@ class ServerBackend:
 
     @property
     def base_url(self) -> str:
+        """The URL that its requests begin with."""
         return self._transport.base_url
 
     async def info(self) -> BackendInfo:

@@ -5,26 +5,28 @@ No I/O.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import assert_never
+from collections.abc import Iterator, Sequence
+from typing import Any, assert_never
 
 import msgspec
 
 from phloem.constrained import spec
-from phloem.lang.backend.base import ChatPrompt, Prompt, TextPrompt
-from phloem.lang.backend.http_transport import Body
+from phloem.lang.backend.base import ChatPrompt, Delta, Prompt, TextPrompt
+from phloem.lang.backend.http_transport import Body, error_parts
 from phloem.lang.backend.openai_wire import (
     Counts,
     chat_messages,
     decode,
+    finish_of,
     json_schema_format,
     usage_of,
 )
 from phloem.lang.backend.selecting import Selected
 from phloem.lang.choices import ChoiceScore, ChoicesMethod
-from phloem.lang.errors import BackendError
+from phloem.lang.errors import BackendError, BackendUnavailable, RequestRefused
+from phloem.lang.hints import Hint
 
-_NORMALIZATION = {
+NORMALIZATION = {
     ChoicesMethod.TOKEN_LENGTH_NORMALIZED: "token",
     ChoicesMethod.GREEDY_TOKEN_SELECTION: "greedy",
     ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED: "unconditional",
@@ -61,6 +63,21 @@ def constraint_fields(constraint: spec.Constraint) -> Body | None:
             assert_never(never)
 
 
+def hint_fields(hint: Hint | None) -> Body:
+    """The fields that say what a program says of its call."""
+    if hint is None:
+        return {}
+    plan: Body = {}
+    if hint.remaining is not None:
+        plan["remaining"] = hint.remaining
+    if hint.group:
+        plan |= {"group": hint.group, "width": hint.width}
+    ahead = [fields for one in hint.ahead if (fields := constraint_fields(one)) is not None]
+    if ahead:
+        plan["next_constraint"] = ahead
+    return {"program": hint.program, "plan": plan} if plan else {"program": hint.program}
+
+
 def _placed(inner: spec.Plain, where: Body) -> Body | None:
     fields = constraint_fields(inner)
     return None if fields is None else fields | where
@@ -92,7 +109,7 @@ def score_request(
     prompt: Prompt, choices: Sequence[str], method: ChoicesMethod, model: str
 ) -> Body:
     """Body of `/v1/score`."""
-    body: Body = {"model": model, "choices": choices, "normalization": _NORMALIZATION[method]}
+    body: Body = {"model": model, "choices": choices, "normalization": NORMALIZATION[method]}
     if isinstance(prompt, TextPrompt):
         return {**body, "prompt": prompt.text}
     chat = chat_messages(prompt)
@@ -105,12 +122,68 @@ def selected(data: bytes, count: int) -> Selected:
     reply = decode(_choice_scores, data)
     if len(reply.choices) != count or not 0 <= reply.index < count:
         raise BackendError(f"{len(reply.choices)} scores for {count} choices")
+    return _judged(reply.index, reply.choices, reply.usage)
+
+
+def _judged(index: int, choices: Sequence[_Choice], usage: Counts | None) -> Selected:
     return Selected(
-        reply.index,
-        tuple(ChoiceScore(tuple(one.tokens), tuple(one.logprobs)) for one in reply.choices),
-        tuple(one.value for one in reply.choices),
-        usage_of(reply.usage),
+        index,
+        tuple(ChoiceScore(tuple(one.tokens), tuple(one.logprobs)) for one in choices),
+        tuple(one.value for one in choices),
+        usage_of(usage),
     )
+
+
+# ------------------------------------------------------------------ a whole program
+
+
+class Told(msgspec.Struct):
+    """An event of `/programs/run`: a variable has its value, or an error."""
+
+    type: str = ""
+    path: str = ""
+    value: str | list[str] = ""
+    finish_reason: str | list[str] | None = None
+    scores: list[_Choice] = []
+    usage: Counts | None = None
+    error: Any = None
+
+
+_UNAVAILABLE = ("queue_full", "rate_limit_exceeded", "unavailable", "deadline_exceeded")
+
+
+def program_event(data: bytes) -> Told | None:
+    """The data of one event; None at the program's end. Raises the error that it is."""
+    event = decode(_program_events, data)
+    if event.type == "done":
+        return None
+    if event.error is None:
+        return event
+    message, param, code = error_parts(data)
+    cls = BackendError
+    if code in _UNAVAILABLE:
+        cls = BackendUnavailable
+    elif param is not None:
+        cls = RequestRefused
+    raise cls(message, param=param, code=code)
+
+
+def told_deltas(told: Told) -> Iterator[Delta]:
+    """The answers of a call."""
+    texts = [told.value] if isinstance(told.value, str) else told.value
+    ends = told.finish_reason if isinstance(told.finish_reason, list) else [told.finish_reason]
+    if len(ends) != len(texts):
+        raise BackendError(f"{len(ends)} ends of {len(texts)} answers")
+    for index, (text, end) in enumerate(zip(texts, ends, strict=True)):
+        yield Delta(index=index, text=text, finish=finish_of(end))
+    yield Delta(usage=usage_of(told.usage))
+
+
+def told_choice(told: Told, choices: Sequence[str]) -> Selected:
+    """What a `select` has decided."""
+    if told.value not in choices or len(told.scores) != len(choices):
+        raise BackendError(f"{told.value!r} is none of {len(choices)} choices, or lacks its scores")
+    return _judged(choices.index(str(told.value)), told.scores, told.usage)
 
 
 # -------------------------------------------------------------------- scoring by token ids
@@ -127,6 +200,7 @@ class _Tokens(msgspec.Struct):
     tokens: list[int]
 
 
+_program_events = msgspec.json.Decoder(Told)
 _choice_scores = msgspec.json.Decoder(_ChoiceScores)
 _scored = msgspec.json.Decoder(list[_Scored])
 _tokens = msgspec.json.Decoder(_Tokens)

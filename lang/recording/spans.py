@@ -162,6 +162,7 @@ class Trace(
         return (perf_counter() if self.ended is None else self.ended) - self.zero
 
     def totals(self) -> Totals:
+        """Sums over its calls."""
         spans = list(self.spans)
         return Totals(
             calls=len(spans),

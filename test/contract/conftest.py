@@ -81,6 +81,7 @@ class Model:
         self.hanging = 0
         self.left = 0
         self.constraints: list[Any] = []
+        self.ended: list[str] = []
 
     async def answer(
         self, prompt: str, index: int, max_tokens: int | None, stop: list[str]
@@ -109,7 +110,7 @@ class Model:
 class Engine:
     """`EngineClient` over the model."""
 
-    ask = watch = end_program = cast("Any", None)  # the DSL asks nothing of the cache
+    ask = watch = cast("Any", None)  # the DSL asks nothing of the cache
     stats = StatsSnapshot()
     card = msgspec.convert(
         dict.fromkeys(("path", "format", "architecture"), "")
@@ -183,6 +184,9 @@ class Engine:
 
     async def flush(self) -> int:
         return 0
+
+    def end_program(self, program: str) -> None:
+        self.model.ended.append(program)
 
     def abort(self, rid: str) -> bool:
         return False

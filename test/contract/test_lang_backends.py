@@ -422,3 +422,61 @@ async def test_an_engine_on_a_loop_of_its_own(engine: Any) -> None:
     loop.close()
     with pytest.raises(phloem.GenerationError, match="engine is closed"):
         judge.run(topic="t", backend=handle)
+
+
+@phloem.function
+def chat(s: phloem.State, topic: str) -> str:
+    """As long as it runs, nobody knows that no third call follows."""
+    s += phloem.user(topic)
+    s += phloem.assistant(phloem.gen("first", max_tokens=100))
+    s += phloem.user("Again: " + s["first"])
+    s += phloem.assistant(phloem.gen("second", max_tokens=100))
+    answer: str = s["second"]
+    return answer
+
+
+async def test_a_server_that_knows_of_programs_hears_of_their_end(
+    kind: str, model: Any, open_backend: Any
+) -> None:
+    knows = kind in ("local", "local-other-loop", "server")
+    async with open_backend(kind, model) as backend:
+        for topic in ("one", "two"):
+            assert (await chat.arun(topic, backend=backend)).error() is None
+        if knows:
+            await until(lambda: len(set(model.ended)) == 2)
+    assert len(model.ended) == (2 if knows else 0)
+
+
+@phloem.function
+def straight(s: phloem.State, topic: str) -> object:
+    s += phloem.user(topic)
+    forks = s.fork(3)
+    forks += phloem.assistant("A" + phloem.gen("idea", max_tokens=100, stop="?"))
+    forks.join()
+    s += phloem.assistant(s["idea"][0] + "," + s["idea"][1] + "," + s["idea"][2])
+    s += phloem.user("Is it good?")
+    s += phloem.assistant("It is" + phloem.select("best", [" yes", " no"]) + ".")
+    s += phloem.user("And JSON")
+    s += phloem.assistant(phloem.gen("two", n=2, max_tokens=100))
+    return [s["best"], s["two"][1]]
+
+
+async def test_a_program_is_sent_whole_or_refused(kind: str, model: Any, open_backend: Any) -> None:
+    async with open_backend(kind, model) as backend:
+        if kind != "server":
+            with pytest.raises(phloem.UsageError, match="Phloem server"):
+                await straight.arun_remote(topic="t", backend=backend)
+            return
+        whole = await straight.arun_remote(topic="t", backend=backend)
+        state = await straight.arun(topic="t", backend=backend)
+        assert state.error() is None and whole.error() is None
+        for name in ("idea", "best", "two"):
+            assert (name, whole[name]) == (name, state[name])
+        for name in ("best", "two"):
+            assert whole.meta(name) == state.meta(name)
+        assert (whole.returned, whole.messages()) == (state.returned, state.messages())
+        calls = [
+            [(span.kind, span.name, span.branch, span.prompt_tokens) for span in one.trace.spans]
+            for one in (whole, state)
+        ]
+        assert calls[0] == calls[1]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -358,3 +359,128 @@ def test_what_is_bound_and_cached(backend: Any) -> None:
         state = bound.run(question="Of which country is Lima the capital?")
         assert state.get_meta_info("answer")["cached_tokens"] > 30
     assert bound.run("Of which country is Lima the capital?").error() is None
+
+
+# ---------------------------------------------------------------------- programs sent whole
+
+
+@sglang.function
+def report(s: sglang.State, city: str) -> object:
+    s += "A note on " + city + ":" + sglang.gen("start", max_tokens=8, stop=".") + ".\n"
+    forks = s.fork(3)
+    forks += lambda i: f"Fact {i}:" + sglang.gen("fact", max_tokens=8, stop="\n")
+    forks.join()
+    for fact in s["fact"]:
+        s += "- " + fact + "\n"
+    s += "It is a" + sglang.select("kind", choices=[" city", " river"])
+    with s.var_scope("people"):
+        s += " of " + sglang.gen("count", regex="[1-9][0-9]{3,6}", max_tokens=12) + " people."
+    s += sglang.gen("data", schema=list[int], max_tokens=40)
+    s += sglang.gen("ends", n=2, max_tokens=4)
+    return s["kind"], s["ends"][1]
+
+
+@sglang.function
+def talk(s: sglang.State, question: str) -> None:
+    s += sglang.system("Be brief.") + sglang.user(question)
+    s += sglang.assistant("Well," + sglang.gen("one", max_tokens=8))
+    s += sglang.user("So you say: " + s["one"])
+    forks = s.fork(2)
+    forks += sglang.assistant(sglang.gen("two", max_tokens=6))
+    forks.join("append")
+    with s.user():
+        s += "And now?"
+    s += sglang.assistant(sglang.gen("one", max_tokens=6))
+
+
+@pytest.mark.e2e
+@pytest.mark.model
+@pytest.mark.parametrize(("program", "argument"), [(report, "Oslo"), (talk, "Is Oslo cold?")])
+def test_a_program_sent_whole_is_what_it_is_call_by_call(
+    server: Any, program: Any, argument: str
+) -> None:
+    """Run twice, so that both find the same in the cache."""
+    for _ in range(2):
+        state = program.run(argument, backend=server.url, temperature=0)
+        whole = program.run_remote(argument, backend=server.url, temperature=0)
+    assert (state.error(), whole.error()) == (None, None)
+    names = ("start", "fact", "kind", "people", "count", "data", "one", "two")
+    for name in filter(state.__contains__, names):
+        assert (name, whole[name]) == (name, state[name])
+        if state.meta(name).scores:
+            assert whole.meta(name).values == pytest.approx(state.meta(name).values, abs=0.01)
+        assert whole.meta(name).usage == state.meta(name).usage
+        assert whole.meta(name).finish_reasons == state.meta(name).finish_reasons
+    assert (whole.text(), whole.messages()) == (state.text(), state.messages())
+    assert whole.returned == state.returned
+    spans, expected = whole.trace.spans, state.trace.spans
+    for span, other in zip(spans, expected, strict=True):
+        for field in ("id", "branch", "kind", "name", "answers", "prompt_tokens", "preview"):
+            assert getattr(span, field) == getattr(other, field)
+        assert span.called <= (span.sent or 0.0) <= (span.ended or 0.0)
+    assert whole.trace.branches[1:] and len(whole.trace.branches) == len(state.trace.branches)
+
+
+@pytest.mark.e2e
+@pytest.mark.model
+def test_variables_of_a_program_sent_whole_come_as_they_are_made(server: Any) -> None:
+    stream = report.run_remote("Rome", backend=server.url, temperature=0, stream=True)
+    assert stream["start"] and len(stream["fact"]) == 3
+    text = "".join(stream.text_iter())
+    assert text == report.run("Rome", backend=server.url, temperature=0).text()
+
+
+@pytest.mark.e2e
+@pytest.mark.model
+def test_a_refused_step_is_its_variables_error(server: Any) -> None:
+    @sglang.function
+    def bad(s: sglang.State) -> None:
+        s += "A" + sglang.gen("fine", max_tokens=2)
+        s += sglang.gen("bad", json_schema={"unevaluatedProperties": {"$ref": "#/nowhere"}})
+
+    for run in (bad.run, bad.run_remote):
+        state = run(backend=server.url)
+        error = state.error()
+        assert isinstance(error, sglang.GenerationError) and error.variable == "bad"
+        assert isinstance(error.cause, sglang.RequestRefused)
+        assert (error.cause.param or "").startswith(("json_schema", "response_format"))
+        assert state["fine"], "what is queued behind a call does not fail it"
+
+
+@pytest.mark.e2e
+@pytest.mark.model
+def test_the_server_knows_what_is_queued(start_server: Any) -> None:
+    """It compiles the grammars of two calls that wait for a long one."""
+    server = start_server("--kv-tokens", "1024")
+
+    @sglang.function
+    def compass(s: sglang.State) -> None:
+        s += "Go" + sglang.gen("way", max_tokens=2, ignore_eos=True)
+        s += sglang.gen("on", max_tokens=900, ignore_eos=True)
+        s += sglang.gen("first", regex="(north|south){2,5}x", max_tokens=40)
+        s += sglang.gen("then", regex="(east|west){2,5}x", max_tokens=40)
+
+    stream = compass.stream(backend=server.url)
+    server.until(lambda: server.metric("phloem_grammar_compiles_total") == 2)
+    stream.cancel()
+    error = stream.error()
+    assert isinstance(error, sglang.GenerationError), "they have not been sent"
+    assert (error.variable, type(error.cause)) == ("on", sglang.Cancelled)
+
+
+@pytest.mark.e2e
+@pytest.mark.model
+def test_the_documented_program_is_sent_whole(
+    server: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = Path(__file__).parents[2] / "docs" / "programs.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    sglang.set_default_backend(server.url)
+    try:
+        exec(compile(code, str(page), "exec"), {"phloem": sglang})
+    finally:
+        sglang.set_default_backend(None)
+    verdict, _, transcript = capsys.readouterr().out.partition("\n")
+    assert verdict in ("good", "bad")
+    assert transcript.startswith("user: Is this review good or bad? I slept through it.\n")
+    assert f"\nassistant: {verdict}, because" in transcript

@@ -170,18 +170,24 @@ def test_a_program_that_ends_gives_back_what_was_held(small: Any) -> None:
 
 def test_a_program_of_the_dsl_is_one_for_the_server(server: Any) -> None:
     @phloem.function
-    def ideas(s: phloem.State) -> None:
+    def ideas(s: phloem.State, *, known: bool) -> int:
         s += "Two ideas." + phloem.gen("plan", max_tokens=4)
+        assert s["plan"]
+        alive = programs()
         forks = s.fork(2)
         for i, fork in enumerate(forks):
             fork += f" Idea {i}:" + phloem.gen("idea", max_tokens=4)
         forks.join()
+        if not known:
+            assert len(s["idea"]) == 2
+        return alive
 
     def programs() -> int:
         count: int = msgspec.json.decode(server.get("/cache/stats")[1])["programs"]
         return count
 
     before = programs()
-    state = ideas.run(backend=server.url)
-    assert len(state["idea"]) == 2
-    assert programs() == before + 1
+    for known in (True, False):  # that no call follows the last ones
+        state = ideas.run(backend=server.url, known=known)
+        assert state.returned == before + 1
+        server.until(lambda: programs() == before)
