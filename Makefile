@@ -82,6 +82,7 @@ bench: install
 
 docs: install
 	$(BIN)/python -m phloem.srt.cli.docs > docs/cli.md
+	$(BIN)/python -m phloem.lang.api_page > docs/dsl-api.md
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
