@@ -3,8 +3,9 @@ expectation that no longer holds (`type: ignore` included) fails it. Its program
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal, assert_type
+import dataclasses
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Literal, TypedDict, assert_type
 
 import msgspec
 import pydantic
@@ -22,6 +23,15 @@ class Trip(pydantic.BaseModel):
 
 class Place(msgspec.Struct):
     name: str
+
+
+@dataclasses.dataclass
+class Day:
+    date: str
+
+
+class Cost(TypedDict):
+    euros: int
 
 
 PLACE = phloem.gen("place", schema=Place)
@@ -55,6 +65,16 @@ def typed(s: phloem.State) -> str:
     return s[trip].city + s[PLACE].name + s[mark]
 
 
+def test_forms_of_schemas() -> None:
+    assert_type(phloem.gen("day", schema=Day), ir.Gen[Day])
+    assert_type(phloem.gen("days", schema=dict[str, Day]), ir.Gen[dict[str, Day]])
+    assert_type(phloem.gen("cost", schema=Cost), ir.Gen[Cost])
+    assert_type(phloem.gen("any", schema={"type": "object"}), ir.Gen[Any])
+    assert_type(phloem.gen("text", json_schema=Day), ir.Gen[str])
+    assert_type(phloem.gen("text", regex="[a-z]+"), ir.Gen[str])
+    assert_type(phloem.gen_int("number", minimum=1), ir.Gen[str])
+
+
 def test_programs_keep_their_signature() -> None:
     backend = phloem.MockBackend({"where": "bed", "trip": '{"city": "Rome"}'})
     state = assert_type(plan.run(city="Rome", days=2, backend=backend), phloem.State)
@@ -63,9 +83,14 @@ def test_programs_keep_their_signature() -> None:
     assert_type(state.error(), BaseException | None)
     assert_type(plan.run_batch([{"city": "Rome"}], backend=backend), list[phloem.State])
     assert_type(plan.iter_batch([("Rome",)], backend=backend), Iterator[phloem.State])
+    lazily = plan.run_batch([("Rome",)], generator_style=True, backend=backend)
+    assert_type(lazily, Iterator[phloem.State])
     stream = assert_type(plan.stream("Rome", backend=backend), Stream)
     assert_type(plan.run("Rome", stream=True, backend=backend), phloem.State)
     assert_type("".join(stream.text_iter("where")), str)
+    assert_type(stream.text_async_iter(), AsyncIterator[str])
+    pieces = stream.text_async_iter("where", return_meta_data=True)
+    assert_type(pieces, AsyncIterator[tuple[str, dict[str, Any]]])
     assert_type(plan.trace(city="Rome"), Outline)
     bound = plan.bind(city="Rome")
     assert_type(bound.run(backend=backend), phloem.State)
