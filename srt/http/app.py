@@ -18,6 +18,7 @@ from phloem.srt.config import ServerOptions
 from phloem.srt.generation import EngineClient
 from phloem.srt.http import (
     cache_routes,
+    model_routes,
     native_ops,
     native_routes,
     openai_routes,
@@ -31,7 +32,7 @@ from phloem.srt.http.access import Keyring, access_middleware
 from phloem.srt.http.anthropic import routes as anthropic_routes
 from phloem.srt.http.batches import routes as batch_routes
 from phloem.srt.http.batches import service as batch_service
-from phloem.srt.http.connections import GATES, Gates, Listener
+from phloem.srt.http.connections import GATES, Gates, Listener, name_server
 from phloem.srt.http.context import SERVING, Serving
 from phloem.srt.http.cors import Cors
 from phloem.srt.http.embeddings import routes as embedding_routes
@@ -54,7 +55,7 @@ GROUPS: Final[dict[str, tuple[Route, ...]]] = {
         *openai_routes.ROUTES,
         *responses_routes.ROUTES,
         *embedding_routes.ROUTES,
-        *ops.MODEL_ROUTES,
+        *model_routes.ROUTES,
     ),
     "Files and batches": batch_routes.ROUTES,
     "Anthropic": anthropic_routes.ROUTES,
@@ -105,6 +106,7 @@ def create_app(
         ],
     )
     app[GATES] = gates
+    app.on_response_prepare.append(name_server)
     app.on_response_prepare.append(tell_quotas)
     cors.attach(app)
     app[SERVING] = Serving(

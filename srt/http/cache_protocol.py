@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from phloem.srt.http.body import ABSENT
-from phloem.srt.http.protocol import Count, Message, RequestId, Seconds, ToolSpec
+from phloem.srt.http.protocol import Message, RequestId, Seconds, ToolSpec
 from phloem.srt.questions import Elsewhere, NamespaceUse, PinUse, TenantUse, TierUse
 
 MAX_NODES: Final = 1000
@@ -71,7 +71,7 @@ class FlushRequest(SpaceFields, kw_only=True, forbid_unknown_fields=True):
 class TreeQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     namespace: str | None = None
     prompt: str | None = None
-    min_tokens: Count = 0
+    min_tokens: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     limit: Annotated[int, Meta(ge=1, le=MAX_NODES)] = 100
     text: bool = False
 

@@ -9,22 +9,36 @@ what comes while one is being answered is its body, or waits.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
+from http import HTTPStatus
 from typing import Final
 
 import msgspec
-from aiohttp import StreamReader, web
+from aiohttp import StreamReader, hdrs, web
 from aiohttp.typedefs import Handler
 from aiohttp.web_protocol import RequestHandler
 
 from phloem.srt.config import ServerOptions
-from phloem.srt.errors import Unavailable
+from phloem.srt.errors import InternalError, InvalidRequest, PhloemError, Unavailable
 from phloem.srt.http.body import BodyReader
-from phloem.srt.http.errors import ErrorBody, ErrorEnvelope, error_body, shape_of
+from phloem.srt.http.errors import (
+    ErrorBody,
+    ErrorEnvelope,
+    ErrorShape,
+    error_body,
+    error_response,
+    shape_of,
+)
 from phloem.srt.http.routes import Content, route_of
 
+logger = logging.getLogger(__name__)
+
 BACKLOG: Final = 1024
+SERVER: Final = "phloem"
+"""Of the header `Server`: what runs here, and nothing of what it is made of."""
+
 _REFUSAL_S: Final = 1.0
 """How long a refused client may take to send what its refusal answers."""
 
@@ -82,6 +96,38 @@ class Gates:
 
 
 GATES: Final = web.AppKey("gates", Gates)
+
+
+class Connection(RequestHandler):
+    """aiohttp's protocol, whose own replies, to what is not HTTP, are errors like all others."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The reply, after which the connection is closed. Raises `ConnectionError` where one has
+        begun."""
+        error: PhloemError
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR or request.writer.output_size > 0:
+            super().handle_error(request, status, exc, message)  # it logs
+            error = InternalError("The server failed; its log has the reason.")
+        else:
+            logger.debug("what came is not HTTP: %s", message)
+            error = InvalidRequest("The request is not HTTP as it is read here.", code="bad_http")
+        response = error_response(error, ErrorShape.OPENAI)
+        response.headers[hdrs.SERVER] = SERVER
+        response.force_close()
+        return response
+
+
+async def name_server(request: web.BaseRequest, response: web.StreamResponse) -> None:
+    """Give every response its `Server`."""
+    response.headers[hdrs.SERVER] = SERVER
 
 
 class Gate(asyncio.Protocol):
@@ -220,11 +266,11 @@ class Listener:
 
     async def start(self) -> None:
         """Begin to accept; the runner is set up."""
-        make = self._runner.server
-        assert make is not None
-        gates = self._runner.app[GATES]
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: Gate(gates, make()),
+        server = self._runner.server
+        assert server is not None
+        gates, loop = self._runner.app[GATES], asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: Gate(gates, Connection(server, loop=loop, **server._kwargs)),
             sock=self._bound,
             ssl=self._tls,
             backlog=BACKLOG,
@@ -242,6 +288,6 @@ def _reply(status: str, body: msgspec.Struct, headers: str = "") -> bytes:
     content = _encoder.encode(body)
     head = (
         f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n"
-        f"{headers}Connection: close\r\n\r\n"
+        f"Server: {SERVER}\r\n{headers}Connection: close\r\n\r\n"
     )
     return head.encode() + content

@@ -103,6 +103,8 @@ _ANTHROPIC_TYPES: Final = {
     504: "timeout_error",
 }
 
+_VERSION_HEADER: Final = "anthropic-version"
+
 _encoder = msgspec.json.Encoder()
 
 
@@ -111,6 +113,15 @@ def shape_of(path: str) -> ErrorShape:
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
         return ErrorShape.ANTHROPIC
     return ErrorShape.OLLAMA if path.startswith("/api/") else ErrorShape.OPENAI
+
+
+def shape_for(request: web.BaseRequest) -> ErrorShape:
+    """`shape_of` the path of `request`; of the models, which two protocols have at one path, as the
+    header says that Anthropic's clients always send."""
+    path = request.path
+    if _VERSION_HEADER in request.headers and (path + "/").startswith("/v1/models/"):
+        return ErrorShape.ANTHROPIC
+    return shape_of(path)
 
 
 def known_error(error: Exception, what: str) -> PhloemError:

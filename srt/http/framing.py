@@ -21,10 +21,25 @@ _EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
 _KEEPALIVE: Final = b": keep-alive\n\n"
 _encoder = msgspec.json.Encoder()
 
+_BREAKS: Final = tuple((one.encode(), b"\\u%04x" % ord(one)) for one in "\x85\u2028\u2029")
+
+
+def on_one_line(text: bytes) -> bytes:
+    """JSON in which nothing but a line feed would be one to any reader: Python's `splitlines`, and
+    clients that use it, break lines at three characters more, which are escaped here."""
+    if not text.isascii():
+        for character, escaped in _BREAKS:
+            text = text.replace(character, escaped)
+    return text
+
 
 def named(name: str, event: msgspec.Struct) -> bytes:
     """One event with a name."""
-    return b"event: " + name.encode() + b"\ndata: " + _encoder.encode(event) + b"\n\n"
+    return b"event: " + name.encode() + b"\ndata: " + _encode(event) + b"\n\n"
+
+
+def _encode(event: msgspec.Struct) -> bytes:
+    return on_one_line(_encoder.encode(event))
 
 
 class Framing(Protocol):
@@ -50,7 +65,7 @@ class _DataFrames:
     end: Final = b"data: [DONE]\n\n"
 
     def frame(self, event: msgspec.Struct) -> bytes:
-        return b"data: " + _encoder.encode(event) + b"\n\n"
+        return b"data: " + _encode(event) + b"\n\n"
 
     def error(self, error: PhloemError) -> bytes:
         return self.frame(error_body(error, ErrorShape.OPENAI))
@@ -80,7 +95,7 @@ class _Lines:
     end: Final = b""
 
     def frame(self, event: msgspec.Struct) -> bytes:
-        return _encoder.encode(event) + b"\n"
+        return _encode(event) + b"\n"
 
     def error(self, error: PhloemError) -> bytes:
         return self.frame(error_body(error, ErrorShape.OLLAMA))

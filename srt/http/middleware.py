@@ -17,7 +17,7 @@ from phloem.srt.http.errors import (
     REQUEST_ID,
     error_response,
     http_exception_response,
-    shape_of,
+    shape_for,
 )
 
 logger = logging.getLogger(__name__)
@@ -59,13 +59,13 @@ async def tell_quotas(request: web.BaseRequest, response: web.StreamResponse) ->
     tenant = request.get(CALLER)
     quota = None if tenant is None else serving(request).quotas.of(tenant.name)
     if quota is not None:
-        response.headers.update(quota.headers(shape_of(request.path)))
+        response.headers.update(quota.headers(shape_for(request)))
 
 
 @web.middleware
 async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     """No exception leaves as anything but an error in the shape of the route's protocol."""
-    shape = shape_of(request.path)
+    shape = shape_for(request)
     try:
         return await handler(request)
     except PhloemError as error:

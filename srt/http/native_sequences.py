@@ -251,7 +251,7 @@ def _sampling_params(
         logit_bias=logit_bias(sampling.logit_bias, card, f"{at}logit_bias"),
         seed=sampling.sampling_seed,
         max_tokens=clamp_tokens(most, card),
-        min_tokens=least,
+        min_tokens=min(least, card.context_length),
         stop_token_ids=tuple(i for i in sampling.stop_token_ids or () if i < card.vocab_size),
         ignore_eos=bool(sampling.ignore_eos),
         logprobs=logprobs,

@@ -86,7 +86,7 @@ def openapi(groups: Groups, version: str) -> Node:
 
 def _types(route: Route) -> Iterator[Any]:
     """Everything that a route reads and replies, as msgspec knows types."""
-    yield _error_type(route)
+    yield from _alternatives(_error_type(route))
     body = route.body.type_ if isinstance(route.body, BodyReader) else route.body
     for one in (body, route.reply, route.events):
         type_ = one.type_ if isinstance(one, Content) else one
@@ -154,10 +154,11 @@ def _responses(route: Route, described: dict[Any, Node]) -> Node:
         media_type = route.framing.content_type.partition(";")[0]
         what = "One frame an event" if route.framing is SSE else "One event after another"
         content[media_type] = {
-            "schema": {"type": "string", "description": f"{what}, of `x-event-schema`."},
+            # Of no type: to some readers it is of the whole text, to others of each frame.
+            "schema": {"description": f"{what}, of `x-event-schema`."},
             "x-event-schema": _schema(route.events, described),
         }
-    refusal = {"content": {JSON: {"schema": described[_error_type(route)]}}}
+    refusal = {"content": _content(JSON, _error_type(route), described)}
     return {
         "200": {"description": route.summary} | ({"content": content} if content else {}),
         "4XX": {"description": "The request is refused."} | refusal,

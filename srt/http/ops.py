@@ -1,4 +1,4 @@
-"""Operating the server: health, models, tokens, cache, abort, metrics, what it is."""
+"""Operating the server: health, tokens, cache, abort, metrics, what it is."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from phloem.srt.errors import InvalidRequest, NotFound
-from phloem.srt.generation import Health, ModelCard, ToolFormatName
+from phloem.srt.errors import InvalidRequest
+from phloem.srt.generation import Health, ToolFormatName
 from phloem.srt.http.access import CALLER
 from phloem.srt.http.body import BodyReader, unsupported
 from phloem.srt.http.context import serving
@@ -32,21 +32,6 @@ class HealthReply(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     restarts: int
     heartbeat_age_s: float
-
-
-class Model(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "phloem"
-    root: str
-    parent: None = None
-    max_model_len: int
-
-
-class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    object: Literal["list"] = "list"
-    data: list[Model]
 
 
 class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -194,28 +179,6 @@ def health_response(
 async def metrics(request: web.Request) -> web.Response:
     body = serving(request).metrics.render()
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
-
-
-async def models(request: web.Request) -> web.Response:
-    return json_response(ModelList(data=[_model(serving(request).engine.card)]))
-
-
-async def model(request: web.Request) -> web.Response:
-    card = serving(request).engine.card
-    name = request.match_info["model"]
-    if name != card.name:
-        raise NotFound(
-            f"The model {name!r} is not served here; {card.name!r} is.",
-            param="model",
-            code="model_not_found",
-        )
-    return json_response(_model(card))
-
-
-def _model(card: ModelCard) -> Model:
-    return Model(
-        id=card.name, created=card.created, root=card.path, max_model_len=card.context_length
-    )
 
 
 async def flush_cache(request: web.Request) -> web.Response:
@@ -371,11 +334,6 @@ ROUTES: Final = (
         Route(method, "/flush_cache", flush_cache, Access.ADMIN, "Drop cached KV", reply=FlushReply)
         for method in ("GET", "POST")
     ),
-)
-
-MODEL_ROUTES: Final = (
-    Route("GET", "/v1/models", models, Access.KEY, "The served models", reply=ModelList),
-    Route("GET", "/v1/models/{model:.+}", model, Access.KEY, "A served model", reply=Model),
 )
 
 TOKEN_ROUTES: Final = (

@@ -54,7 +54,7 @@ def sampling_params(
         logit_bias=logit_bias(fields.logit_bias, card, "logit_bias"),
         seed=fields.seed,
         max_tokens=clamp_tokens(max_tokens, card),
-        min_tokens=min_tokens,
+        min_tokens=min(min_tokens, card.context_length),
         stop_token_ids=token_ids(fields.stop_token_ids or (), card, "stop_token_ids"),
         ignore_eos=bool(fields.ignore_eos),
         logprobs=logprobs,

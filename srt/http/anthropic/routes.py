@@ -19,7 +19,7 @@ from phloem.srt.http.anthropic.translate import shows_thinking, translated
 from phloem.srt.http.body import BodyReader
 from phloem.srt.http.caller import caller_of
 from phloem.srt.http.context import serving
-from phloem.srt.http.errors import REQUEST_ID, ErrorShape, shape_of
+from phloem.srt.http.errors import REQUEST_ID, ErrorShape, shape_for
 from phloem.srt.http.framing import NamedFrames
 from phloem.srt.http.openai_calls import prepare_chat
 from phloem.srt.http.responding import json_response, respond
@@ -68,7 +68,7 @@ async def count_tokens(request: web.Request) -> web.Response:
 
 async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
     """Give the responses that Anthropic's clients read the header that they look for."""
-    if shape_of(request.path) is ErrorShape.ANTHROPIC:
+    if shape_for(request) is ErrorShape.ANTHROPIC:
         response.headers.setdefault(REQUEST_ID_HEADER, REQUEST_ID.get())
 
 

@@ -19,6 +19,7 @@ import msgspec
 
 from phloem.srt.disk import sync, write_all
 from phloem.srt.http.batches.lines import MAX_REQUESTS
+from phloem.srt.http.framing import on_one_line
 
 _RECORD_SEPARATOR: Final = "-"
 
@@ -77,7 +78,7 @@ class Journal:
     def put(self, index: int, line: bytes, *, failed: bool) -> None:
         """Take in the line of a request that is not done, for the next `settle`."""
         self._count(index, failed=failed)
-        self._buffers[failed].extend(line + b"\n")
+        self._buffers[failed].extend(on_one_line(line) + b"\n")
 
     async def append(self, index: int, line: bytes, *, failed: bool) -> None:
         """`put` a line and see it on disk. Who is cancelled while it waits knows that it will be

@@ -6,7 +6,7 @@ import msgspec
 
 from phloem.srt.errors import PhloemError
 from phloem.srt.http.errors import ErrorShape
-from phloem.srt.http.framing import NamedFrames
+from phloem.srt.http.framing import NamedFrames, on_one_line
 from phloem.srt.http.responses.replies import ErrorEvent, Event
 
 
@@ -34,7 +34,7 @@ class ResponseFrames(NamedFrames):
         """A frame of an event that is JSON already."""
         head = _head_decoder.decode(event)
         self._next = head.sequence_number + 1
-        return b"event: " + head.type.encode() + b"\ndata: " + event + b"\n\n"
+        return b"event: " + head.type.encode() + b"\ndata: " + on_one_line(event) + b"\n\n"
 
     def error(self, error: PhloemError) -> bytes:
         return self.frame(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 import pytest
@@ -154,6 +155,28 @@ def test_structured_output(client: Any) -> None:
     assert message.content[0].text.startswith("{")
     number = client.messages.create(**asked(extra_body={"regex": "[1-9][0-9]{2}"})).content[0].text
     assert 100 <= int(number) <= 999
+
+
+@pytest.mark.client("anthropic", "models: list, retrieve")
+def test_models(client: Any) -> None:
+    (model,) = list(client.models.list())
+    assert (model.type, model.id, model.lifecycle) == ("model", "tiny", "active")
+    assert model.display_name == "tiny"
+    assert abs(datetime.now(UTC) - model.created_at) < timedelta(hours=1)
+    assert model.max_tokens > 0
+    assert client.models.retrieve("tiny") == model
+    page = client.models.list(limit=1)
+    assert (page.first_id, page.last_id, page.has_next_page()) == ("tiny", "tiny", False)
+    assert list(client.models.list(after_id="tiny")) == []
+    assert list(client.models.list(lifecycle=["retired", "deprecated"])) == []
+    assert [one.id for one in client.models.list(lifecycle=["active", "retired"])] == ["tiny"]
+    with pytest.raises(anthropic.BadRequestError) as wrong:
+        client.models.list(before_id="other")
+    assert wrong.value.body["error"]["param"] == "before_id"
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        client.models.retrieve("other")
+    assert missing.value.body["error"]["type"] == "not_found_error"
+    assert missing.value.request_id == missing.value.body["request_id"]
 
 
 @pytest.mark.client("anthropic", "errors")

@@ -143,6 +143,7 @@ async def test_tree_is_filtered_and_shows_text_when_asked(api: Any, engine: Any)
         ("limit=0", "limit"),
         ("limit=x", "limit"),
         ("min_tokens=-1", "min_tokens"),
+        ("min_tokens=18446744073709551616", "min_tokens"),
         ("text=maybe", "text"),
         ("txt=true", "txt"),
         ("limit=1&limit=2", "limit"),

@@ -153,6 +153,12 @@ async def test_limits_beyond_the_context_do_not_travel(api: Any, engine: Any) ->
     assert (await api.chat(max_tokens=10_000_000_000_000_000_000, top_k=9_999_999)).status == 200
     assert engine.requests[0].sampling.max_tokens == engine.card.context_length
     assert engine.requests[0].sampling.top_k == 0
+    huge = 2**64  # more than a message between processes has room for
+    assert (await api.chat(min_tokens=huge)).status == 200
+    limits = {"max_new_tokens": huge, "min_new_tokens": huge}
+    assert (await api.generate(text="a", sampling_params=limits)).status == 200
+    for request in engine.requests[1:]:
+        assert request.sampling.min_tokens == engine.card.context_length
 
 
 async def test_message_contents_and_roles(api: Any, engine: Any) -> None:

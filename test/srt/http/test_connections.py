@@ -304,3 +304,58 @@ async def test_a_whole_reply_waits_no_longer_than_a_stream(
         status = (await other.reply())[0]
         await asyncio.sleep(0.05)
     assert status == 200
+
+
+# ----------------------------------------------------------------------- what is not HTTP
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",  # a TLS handshake
+        b"GET /version HTTP/9\r\n\r\n",
+        b"GET /version HTTP/1.1\r\nHost: x\r\nno colon\r\n\r\n",
+        b"GET /version HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 20_000 + b"\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+    ],
+)
+async def test_what_is_not_http_is_an_error_like_all_others(listen: Listen, sent: bytes) -> None:
+    connect = await listen()
+    peer = await connect()
+    peer.writer.write(sent)
+    status, headers, body = await peer.reply()
+    assert headers["content-type"].startswith("application/json")
+    assert (status, json.loads(body)["error"]["code"]) == (400, "bad_http")
+    assert await peer.is_closed()
+    other = await connect()
+    other.writer.write(HEAD)
+    assert (await other.reply())[0] == 200
+
+
+# ----------------------------------------------------------------------- what replies say of it
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        HEAD,
+        POST + BODY,
+        POST + b"no" * (len(BODY) // 2) + b"x",
+        b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"DELETE /version HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"no HTTP\r\n\r\n",
+        b"G",  # and no more: a 408
+    ],
+)
+async def test_replies_name_no_parts_of_the_server(listen: Listen, sent: bytes) -> None:
+    peer = await (await listen(read_timeout=0.2))()
+    peer.writer.write(sent)
+    _, headers, body = await peer.reply()
+    assert headers["server"] == "phloem"
+    for part in ("python", "aiohttp"):
+        assert part not in (str(headers) + body.decode()).lower()
+
+
+async def test_nor_does_a_stream(api: Any) -> None:
+    reply = await api.chat(stream=True)
+    assert reply.headers.getall("Server") == ["phloem"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import aiohttp
@@ -157,3 +158,39 @@ async def test_one_slow_choice_does_not_hold_back_the_others(
         hold.set()
         seen += await response.content.read()
     assert seen.count(b'"finish_reason":"stop"') == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        *PATHS,
+        ("/v1/messages", {**CHAT, "max_tokens": 9}),
+        ("/v1/responses", {"input": "a"}),
+        ("/api/generate", {"prompt": "a"}),
+        ("/api/chat", CHAT),
+        ("/programs/run", {"steps": [{"text": "a"}, {"gen": {"name": "x"}}]}),
+    ],
+)
+async def test_a_frame_is_one_line_to_any_reader(
+    api: Any, engine: Any, script: Any, path: str, body: dict[str, object]
+) -> None:
+    """Clients break lines where Python's `splitlines` does: Ollama's and all else that is built on
+    httpx."""
+    text = "a\x85b\u2028c\u2029d\x0be\x1cf\u00e9"
+    engine.script = lambda r: script(pieces=(text, text))
+    reply = await api.call("POST", path, {**body, "stream": True})
+    assert reply.status == 200
+    events = [
+        json.loads(line.removeprefix("data: "))
+        for line in reply.raw.splitlines()
+        if line and not line.startswith(("event: ", "data: [DONE]"))
+    ]
+    assert any(text in one for one in strings(events))
+
+
+def strings(value: Any) -> list[str]:
+    """All strings in a JSON value."""
+    if isinstance(value, str):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for one in inner for text in strings(one)]

@@ -51,6 +51,23 @@ async def test_a_journal_cut_anywhere_loses_only_the_last_line(tmp_path: Path) -
     assert output.read_bytes() == whole + line(9) + b"\n"
 
 
+async def test_a_line_is_one_to_any_reader(tmp_path: Path) -> None:
+    """Clients split what they get by Python's `splitlines`, which knows more ends of lines."""
+
+    async def written(completed: int, failed: int) -> None:
+        return
+
+    output = tmp_path / "o"
+    journal = Journal(output, tmp_path / "e", written)
+    journal.open()
+    said = "a\x85b\u2028c\u2029d"
+    told = {"id": record_id("batch_ab", 0), "said": said}
+    await journal.append(0, json.dumps(told, ensure_ascii=False).encode(), failed=False)
+    await journal.close()
+    (line,) = output.read_text(encoding="utf-8").splitlines()
+    assert json.loads(line)["said"] == said
+
+
 def test_a_file_of_any_size_is_read_in_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     with path.open("w") as file:
