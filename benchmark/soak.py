@@ -301,8 +301,8 @@ def look_at_processes(server: Running, books: Books) -> None:
 
 
 async def kill(server: Running, books: Books, role: str, every: float, end: float) -> None:
-    """SIGKILL to the process of this role, again and again, but not while all of them come up again:
-    that would take longer than requests are excused for."""
+    """SIGKILL to the process of this role, again and again, but not while all of them come up
+    again: that would take longer than requests are excused for."""
     while time.monotonic() + every < end:
         await asyncio.sleep(every)
         if books.excused:
