@@ -34,6 +34,10 @@ CALL_SECONDS = 0.5
 """What it may take at one time, besides reading tokens: every other row waits for it."""
 
 
+TOO_SLOW, NO_TOKEN = "constraint_too_slow", "no_token_for_constraint"
+"""What a constraint is at fault for: it costs too much, or goes where the vocabulary cannot."""
+
+
 class History(Protocol):
     """How far one request has come (see `phloem.srt.messages.GrammarRow`)."""
 
@@ -81,13 +85,14 @@ class NoGuard:
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepOutcome:
     """Mask rows that were filled, mask rows that failed and why, requests to be replayed. Rows in
-    `too_dear`, which are in `failed`, went over what a constraint may cost. Rows in `closing`,
-    which are in `filled`, lack tokens after which the text could not be completed in time."""
+    `faults`, which are in `failed`, did by their constraint's own fault, which has that code. Rows
+    in `closing`, which are in `filled`, lack tokens after which the text could not be completed in
+    time."""
 
     filled: list[int] = dataclasses.field(default_factory=list)
     failed: dict[int, str] = dataclasses.field(default_factory=dict)
     replay: list[int] = dataclasses.field(default_factory=list)
-    too_dear: list[int] = dataclasses.field(default_factory=list)
+    faults: dict[int, str] = dataclasses.field(default_factory=dict)
     closing: list[int] = dataclasses.field(default_factory=list)
 
 
@@ -160,7 +165,7 @@ class GrammarService:
                     reason = self._mask(row, mask_of(row.mask_row), outcome)
             except (_TooDear, MatcherExhausted) as error:
                 reason = f"the constraint costs too much: {error}"
-                outcome.too_dear.append(row.mask_row)
+                outcome.faults[row.mask_row] = TOO_SLOW
             except MatcherRejected as error:
                 reason = f"the history contradicts the constraint: {error}"
             except Exception as error:  # whatever one matcher does, the others go on
@@ -184,6 +189,7 @@ class GrammarService:
             return None
         if progress.matcher.is_terminated:
             return "the constrained text has already ended"
+        outcome.faults[row.mask_row] = NO_TOKEN
         return "no token of the vocabulary can continue the constrained text"
 
     def jump(self, row: History, *, exact: bool) -> Jump:

@@ -357,16 +357,16 @@ class WorkerReady(Wire, frozen=True, tag="worker_ready"):
 
 
 class RowResult(Wire, frozen=True):
-    """What a row gave. `token` is -1 when nothing was sampled or `error` is set; the error is the
-    request's own fault if `too_dear`: its constraint costs too much. `embedding` comes with the
-    last token of a prompt that is embedded."""
+    """What a row gave. `token` is -1 when nothing was sampled or `error` is set; the error is its
+    constraint's own if it has a `fault`, the code of that. `embedding` comes with the last token of
+    a prompt that is embedded."""
 
     epoch: int
     token: int = -1
     logprob: TokenLogprob | None = None
     prompt_logprobs: list[TokenLogprob] | None = None  # of this step's prompt tokens, in order
     error: str | None = None
-    too_dear: bool = False
+    fault: str = ""
     closing: bool = False
     embedding: bytes | None = None
 
@@ -505,11 +505,11 @@ FromGrammar = GrammarReady | GrammarCompiled | GrammarReplay | GrammarJumped
 class StepMasks(Wire, frozen=True, tag="step_masks"):
     """Masks of these `rows` (mask_row indices) of step `step_id` are in the buffer; `failed` rows
     have none, with the reason: they end in an error, their neighbours do not notice. Those in
-    `too_dear` failed by what their constraint costs. Those in `closing` lack tokens after which
-    the text could not be completed in what is left."""
+    `faults` failed by their constraint, in the way that the code says. Those in `closing` lack
+    tokens after which the text could not be completed in what is left."""
 
     step_id: int
     rows: list[int]
     failed: dict[int, str] = {}
-    too_dear: list[int] = []
+    faults: dict[int, str] = {}
     closing: list[int] = []

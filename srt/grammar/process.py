@@ -177,7 +177,7 @@ class GrammarProcess:
         if outcome.filled or outcome.failed:
             self._worker.send(
                 StepMasks(
-                    step_id, outcome.filled, outcome.failed, outcome.too_dear, outcome.closing
+                    step_id, outcome.filled, outcome.failed, outcome.faults, outcome.closing
                 )
             )
 

@@ -457,7 +457,7 @@ class Scheduler:
         elif request.expired:
             self._fail(request, self._deadline_error(request))
         elif row.error is not None:
-            self._fail(request, row_error(row.error, too_dear=row.too_dear))
+            self._fail(request, row_error(row.error, row.fault))
         elif row.token >= 0:
             return self._token(request, row)
         elif request.computed_len == len(request.tokens) and request.max_output == 0:

@@ -59,8 +59,8 @@ def too_short(request: Request, minimum: int | None) -> InvalidRequest | None:
     )
 
 
-def row_error(reason: str, *, too_dear: bool) -> PhloemError:
+def row_error(reason: str, fault: str) -> PhloemError:
     """What a request ends in whose row gave no token: the server's fault, or its constraint's."""
-    if too_dear:
-        return InvalidConstraint(reason, code="constraint_too_slow")
+    if fault:
+        return InvalidConstraint(reason, code=fault)
     return InternalError(reason)

@@ -33,10 +33,10 @@ def apply_mask(logits: NDArray[np.float32], mask: NDArray[np.int32]) -> NDArray[
 
 
 class NoMask(NamedTuple):
-    """Why a row has no mask; `too_dear` when its constraint costs too much."""
+    """Why a row has no mask; `fault` is the code of what its constraint is at fault for."""
 
     reason: str
-    too_dear: bool = False
+    fault: str = ""
 
 
 class Masks(NamedTuple):
@@ -49,7 +49,9 @@ class Masks(NamedTuple):
 
 
 def _failed(message: StepMasks) -> dict[int, NoMask]:
-    return {row: NoMask(reason, row in message.too_dear) for row, reason in message.failed.items()}
+    return {
+        row: NoMask(reason, message.faults.get(row, "")) for row, reason in message.failed.items()
+    }
 
 
 class MaskInbox:

@@ -177,7 +177,7 @@ class Worker:
             return {}, []
         found = self._inbox.wait(plan.step_id, wanted.keys(), self._mask_timeout_s)
         for row, why in found.failed.items():
-            draws.setdefault(wanted[row], Draw(error=why.reason, too_dear=why.too_dear))
+            draws.setdefault(wanted[row], Draw(error=why.reason, fault=why.fault))
         masks = {wanted[row]: self._masks.row(plan.step_id, row) for row in found.ready}
         return masks, [wanted[row] for row in found.closing]
 
@@ -223,7 +223,7 @@ def _row_result(row: RowPlan, draw: Draw, hidden: StepHidden, index: int) -> Row
         logprob=draw.logprob,
         prompt_logprobs=hidden.prompt_logprobs.get(index),
         error=error,
-        too_dear=draw.too_dear,
+        fault=draw.fault,
         closing=draw.closing,
         embedding=None if embedding is None else embedding.astype("<f4").tobytes(),
     )

@@ -37,7 +37,7 @@ class Draw(NamedTuple):
     token: int = -1
     logprob: TokenLogprob | None = None
     error: str | None = None
-    too_dear: bool = False
+    fault: str = ""
     closing: bool = False
 
 

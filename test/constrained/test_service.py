@@ -145,6 +145,7 @@ def test_no_legal_token_is_an_error(engine: Backend, buffer: NDArray[np.int32]) 
     service = GrammarService({"k": Grammar(engine.compile(Regex(pattern="az")))}.get, JUMPER)
     outcome = service.step([Row(1, "k", 0, [0], 0)], buffer.__getitem__)
     assert "no token" in outcome.failed[0]
+    assert outcome.faults == {0: "no_token_for_constraint"}
 
 
 @pytest.mark.parametrize(("seconds", "good"), [(0.6, 0), (0.24, 4)])
@@ -159,7 +160,7 @@ def test_a_constraint_that_costs_too_much_ends_alone(
         assert service.step([row], buffer.__getitem__).failed == {}
     outcome = service.step([row], buffer.__getitem__)
     assert "processor time" in outcome.failed[0]
-    assert outcome.too_dear == [0]
+    assert outcome.faults == {0: "constraint_too_slow"}
     assert service.matchers == 0
 
 

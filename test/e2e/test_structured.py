@@ -52,6 +52,15 @@ def test_strict_refuses_and_not_strict_reports(server: Any) -> None:
         assert report["valid"] is all(valid)
 
 
+@pytest.mark.parametrize("pattern", ["\U00040000", "ab\U00040000"])
+def test_what_the_vocabulary_cannot_write_is_the_constraints_fault(
+    server: Any, pattern: str
+) -> None:
+    status, reply = complete(server, regex=pattern)
+    assert status == 400, reply
+    assert reply["error"]["code"] == "no_token_for_constraint"
+
+
 @pytest.mark.parametrize("whitespace", ["compact", "bounded"])
 def test_fields_put_together_are_the_answer(server: Any, whitespace: str) -> None:
     body = {
