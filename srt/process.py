@@ -3,8 +3,9 @@ standard input. What the role needs is imported before the options are read, so 
 spawn first and make up its mind afterwards.
 
 Standard input stays open as long as the parent lives. When it ends, whatever killed the parent,
-the child leaves: there are no orphans. SIGINT is the parent's business (a terminal sends it to
-the whole group).
+the child leaves: there are no orphans. SIGINT and SIGTERM are the parent's business: a terminal
+sends the one to the whole group, and systemd the other; the child is needed until the requests that
+run have ended.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class _Common(msgspec.Struct):
 
 def main() -> int:
     role = sys.argv[1]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     began = time.perf_counter()
     run = _load(role)
     startup = {"import": time.perf_counter() - began}

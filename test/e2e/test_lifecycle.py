@@ -132,6 +132,8 @@ def test_sigterm_lets_running_requests_finish(start_server: Start) -> None:
     )
     thread.start()
     server.until(lambda: server.metric("phloem_num_requests_running") > 0)
+    for child in server.children().values():  # systemd, for one, signals all of the group
+        child.send_signal(signal.SIGTERM)
     assert server.stop(signal.SIGTERM, 110) == 0
     thread.join(10)
     assert results
