@@ -176,9 +176,7 @@ class GrammarProcess:
             self._scheduler.send(GrammarReplay(step_id, outcome.replay))
         if outcome.filled or outcome.failed:
             self._worker.send(
-                StepMasks(
-                    step_id, outcome.filled, outcome.failed, outcome.faults, outcome.closing
-                )
+                StepMasks(step_id, outcome.filled, outcome.failed, outcome.faults, outcome.closing)
             )
 
     def _jump(self, row: GrammarJumpRow) -> Forced:
