@@ -146,7 +146,9 @@ class _Parser(CharReader):
             case "[":
                 return Chars(self._class())
             case ".":
-                newlines = "\n" if self._dialect is Dialect.PYTHON else "\n\r\u2028\u2029"
+                # To Python, and to validators that are not ECMA's, only a line feed ends a line.
+                wide = self._dialect is Dialect.PYTHON or self._negative
+                newlines = "\n" if wide else "\n\r\u2028\u2029"
                 return Chars(charset.negate(charset.of(newlines)))
             case "^":
                 return At(Anchor.BEGIN)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import jsonschema_rs
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from phloem.constrained import automaton
@@ -204,6 +204,7 @@ CLASSES = st.sampled_from(
 
 
 @settings(max_examples=150)
+@example(pattern=r"^(?!.)\sa", texts=["\u2028a"], lengths=(0, 3))
 @given(
     pattern=st.builds(
         "{}{}{}".format,
