@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 import urllib.request
 from math import log10
@@ -62,7 +63,10 @@ def draw_tree(url: str) -> None:
         branches[node["node"]] = branches[node["parent"]].add(label)
     console = Console(record=True, width=110, file=io.StringIO(), force_terminal=True)
     console.print(branches[0])
-    (DOCS / "tree.svg").write_text(console.export_svg(title="GET /cache/tree?text=true"))
+    console.print()  # else the picture cuts off the last line's feet
+    picture = console.export_svg(title="GET /cache/tree?text=true")
+    # Without the fonts that rich would have it fetch; any monospaced one will do.
+    (DOCS / "tree.svg").write_text(re.sub(r"@font-face \{.*?\}", "", picture, flags=re.DOTALL))
 
 
 def times(policy: str) -> list[float]:
@@ -93,7 +97,7 @@ def draw_times() -> None:
         mean = sum(found) / len(found)
         parts.append(
             f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>'
-            f'<text x="{WIDTH - 150}" y="{150 + 18 * place}" fill="{colour}">{policy}, mean '
+            f'<text x="{MARGIN + 16}" y="{44 + 18 * place}" fill="{colour}">{policy}, mean '
             f"{mean:.1f} s</text>"
         )
     parts.append(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -47,7 +48,7 @@ def curl(url: str, body: dict[str, object], display: str, console: Console) -> N
 
 def main() -> None:
     url = sys.argv[1]
-    console = Console(record=True, width=96, file=io.StringIO(), force_terminal=True)
+    console = Console(record=True, width=104, file=io.StringIO(), force_terminal=True)
     with tempfile.TemporaryDirectory() as folder:
         schema = Path(folder) / "person.json"
         schema.write_text(json.dumps(SCHEMA))
@@ -67,7 +68,9 @@ def main() -> None:
     refused = {"prompt": "x", "guided_json": {"type": "array", "uniqueItems": True}}
     curl(f"{url}/v1/completions", refused, "curl …   # a schema with uniqueItems", console)
     target = Path(__file__).with_name("terminal.svg")
-    target.write_text(console.export_svg(title="Phloem"))
+    picture = console.export_svg(title="Phloem")
+    # Without the fonts that rich would have it fetch; any monospaced one will do.
+    target.write_text(re.sub(r"@font-face \{.*?\}", "", picture, flags=re.DOTALL))
     print(target)
 
 
