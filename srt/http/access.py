@@ -36,6 +36,11 @@ class Keyring:
                 raise InvalidRequest("the API key is also a tenant's", param="server.api_key")
             self._keys.append((digest, OPERATOR))
 
+    @property
+    def asks(self) -> bool:
+        """Whether a key is asked for: whether there is any."""
+        return bool(self._keys)
+
     def caller(self, authorization: str, api_key: str = "") -> Tenant:
         """Whose key an `Authorization` header has, or else `X-Api-Key`; the operator where no key
         is asked for. Raises `Unauthorized`.

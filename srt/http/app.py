@@ -122,7 +122,8 @@ def create_app(
     app.cleanup_ctx.append(responses_context)
     batch_service.install(app)
     add_routes(app, GROUPS)
-    app[openapi.DOCUMENT] = openapi.ApiDocument(GROUPS, ops.package_version())
+    version = ops.package_version()
+    app[openapi.DOCUMENT] = openapi.ApiDocument(GROUPS, version, keys=keyring.asks)
     return app
 
 

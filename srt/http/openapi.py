@@ -7,11 +7,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-from base64 import b64encode
 from collections.abc import Iterator
-from functools import cache, cached_property
-from hashlib import sha256
-from importlib.resources import files
+from functools import cached_property
 from types import UnionType
 from typing import Any, Final, Union, get_args, get_origin
 
@@ -19,7 +16,9 @@ import msgspec
 from aiohttp import web
 
 from phloem.srt.http.body import BodyReader
+from phloem.srt.http.docs_page import page, policy
 from phloem.srt.http.errors import AnthropicError, ErrorEnvelope, ErrorShape, OllamaError, shape_of
+from phloem.srt.http.field_notes import describe_body, describe_part
 from phloem.srt.http.framing import SSE
 from phloem.srt.http.routes import JSON, Access, Content, Groups, Route
 
@@ -33,23 +32,33 @@ _ERRORS: Final = {
 }
 _ACCESS: Final = {
     Access.OPEN: "No key is asked for.",
-    Access.KEY: "Any key that is known.",
-    Access.INFERENCE: "A key with the scope `inference`.",
-    Access.ADMIN: "A key with the scope `admin`.",
+    Access.KEY: "Where keys are asked for, any that is known.",
+    Access.INFERENCE: "Where keys are asked for, one with the scope `inference`.",
+    Access.ADMIN: "Where keys are asked for, one with the scope `admin`.",
 }
 _KEYS: Final[list[dict[str, list[str]]]] = [{"bearer": []}, {"x-api-key": []}]
 
 
 class ApiDocument:
-    """The document of `groups`, made when it is first asked for."""
+    """The document of `groups`, and its page, made when they are first asked for. `keys` says
+    whether the server asks for keys."""
 
-    def __init__(self, groups: Groups, version: str) -> None:
+    def __init__(self, groups: Groups, version: str, *, keys: bool) -> None:
         self._groups = groups
         self._version = version
+        self._keys = keys
 
     @cached_property
     def json(self) -> bytes:
-        return msgspec.json.encode(openapi(self._groups, self._version))
+        return msgspec.json.encode(self._document)
+
+    @cached_property
+    def page(self) -> str:
+        return page(self._document, keys=self._keys)
+
+    @cached_property
+    def _document(self) -> Node:
+        return openapi(self._groups, self._version)
 
 
 DOCUMENT: Final = web.AppKey("document", ApiDocument)
@@ -75,7 +84,7 @@ def openapi(groups: Groups, version: str) -> Node:
         "tags": [{"name": group} for group in groups],
         "paths": paths,
         "components": {
-            "schemas": {_public(name): _portable(one) for name, one in components.items()},
+            "schemas": _components(components, groups, described),
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "x-api-key": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
@@ -92,6 +101,20 @@ def _types(route: Route) -> Iterator[Any]:
         type_ = one.type_ if isinstance(one, Content) else one
         if type_ is not None:
             yield from _alternatives(type_)
+
+
+def _components(components: Node, groups: Groups, described: dict[Any, Node]) -> Node:
+    """The named schemas, those of bodies with what their fields mean."""
+    readers = [route.body for routes in groups.values() for route in routes]
+    types = [one.type_ for one in readers if isinstance(one, BodyReader | Content) and one.type_]
+    bodies = {described[one]["$ref"].rpartition("/")[2]: one for one in types}
+    found: Node = {}
+    for name, schema in ((_public(name), _portable(one)) for name, one in components.items()):
+        body = bodies.get(name)
+        found[name] = (
+            describe_part(name, schema) if body is None else describe_body(name, schema, body)
+        )
+    return found
 
 
 def _error_type(route: Route) -> Any:
@@ -221,23 +244,12 @@ async def document(request: web.Request) -> web.Response:
     return web.Response(body=body, content_type=JSON)
 
 
-@cache
-def _page() -> tuple[str, str]:
-    """The page, and the policy under which a browser runs its script and no other."""
-    page = files("phloem.srt.http").joinpath("docs.html").read_text(encoding="utf-8")
-    script = page.partition("<script>")[2].partition("</script>")[0]
-    digest = b64encode(sha256(script.encode()).digest()).decode()
-    return page, (
-        f"default-src 'none'; connect-src 'self'; script-src 'sha256-{digest}'; "
-        "style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-
-
 async def docs(request: web.Request) -> web.Response:
     """A page that shows `/openapi.json`; it asks nothing of any other server."""
-    page, policy = _page()
-    headers = {"Content-Security-Policy": policy}
-    return web.Response(text=page, content_type="text/html", headers=headers)
+    api = request.config_dict[DOCUMENT]
+    text = await asyncio.to_thread(lambda: api.page)
+    headers = {"Content-Security-Policy": policy()}
+    return web.Response(text=text, content_type="text/html", headers=headers)
 
 
 ROUTES: Final = (
