@@ -17,13 +17,15 @@ from phloem.srt.tokenizer.tokenizer import Tokenizer
 class _Family(NamedTuple):
     """Markup in the order of the prompt: `before` the first part, `between` the two, `behind` the
     second. `suffix_first` says that the text behind the gap comes first. `ends` may end the middle
-    beside the model's own end tokens."""
+    beside the model's own end tokens. `spaced` says that the first part is a text of its own to
+    the encoder, which puts a space before a text, and the second goes on without one."""
 
     before: str
     between: str
     behind: str = ""
     suffix_first: bool = False
     ends: tuple[str, ...] = ()
+    spaced: bool = False
 
 
 _FAMILIES: Final = (
@@ -34,7 +36,7 @@ _FAMILIES: Final = (
     _Family("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
     _Family("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
     _Family("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
-    _Family("▁<PRE>", "▁<SUF>", "▁<MID>", ends=("▁<EOT>",)),  # Code Llama
+    _Family("▁<PRE>", "▁<SUF>", "▁<MID>", ends=("▁<EOT>",), spaced=True),  # Code Llama
     _Family("[SUFFIX]", "[PREFIX]", suffix_first=True),  # Codestral
 )
 
@@ -51,15 +53,16 @@ def infill_prompt(tokenizer: Tokenizer, before: str, behind: str) -> InfillPromp
         ids = [tokenizer.token_id(mark) for mark in marks]
         known = [i for i in ids if i is not None]
         if len(known) == len(marks):
-            first, second = (behind, before) if family.suffix_first else (before, behind)
+            texts = (behind, before) if family.suffix_first else (before, behind)
+            first, second = _encoded(tokenizer, *texts, spaced=family.spaced)
             ends = [tokenizer.token_id(mark) for mark in family.ends]
             return InfillPrompt(
                 [
                     *tokenizer.encode_prompt("")[:1],  # the opening token, if the model has one
                     known[0],
-                    *tokenizer.encode_inside(first),
+                    *first,
                     known[1],
-                    *tokenizer.encode_inside(second),
+                    *second,
                     *known[2:],
                 ],
                 tuple(i for i in ends if i is not None),
@@ -68,4 +71,17 @@ def infill_prompt(tokenizer: Tokenizer, before: str, behind: str) -> InfillPromp
         "`suffix` cannot be honoured: this model has no tokens for filling in the middle.",
         param="suffix",
         code="unsupported_parameter",
+    )
+
+
+def _encoded(
+    tokenizer: Tokenizer, first: str, second: str, *, spaced: bool
+) -> tuple[list[int], list[int]]:
+    if not spaced:
+        return tokenizer.encode_inside(first), tokenizer.encode_inside(second)
+    # The space stands before a line feed, which merges with nothing; both are cut off again.
+    opening = len(tokenizer.encode_inside("\n"))
+    return (
+        tokenizer.encode(first, special=False),
+        tokenizer.encode_inside(f"\n{second}")[opening:],
     )

@@ -45,6 +45,19 @@ def test_each_familys_order(
     assert prompt.stop_token_ids == (() if not ends else (tokenizer.token_id(ends),))
 
 
+def test_code_llamas_second_part_has_no_space_before_it(make_sentencepiece: Make) -> None:
+    marks = ["▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"]
+    pieces = ["▁", "a", "b", "1", "2", "▁a", "▁ab", "12", "▁1", "▁12", *marks]
+    tokenizer = make_sentencepiece(pieces)
+    prompt = infill_prompt(tokenizer, "ab", "12")
+    texts = ["▁<PRE>", "▁ab", "▁<SUF>", "12", "▁<MID>"]
+    assert prompt.ids[-5:] == [tokenizer.token_id(text) for text in texts]
+    assert prompt.stop_token_ids == (tokenizer.token_id("▁<EOT>"),)
+    spaced = infill_prompt(tokenizer, "", " 12")
+    texts = ["▁<PRE>", "▁<SUF>", "▁12", "▁<MID>"]
+    assert spaced.ids[-4:] == [tokenizer.token_id(text) for text in texts]
+
+
 def test_markup_in_the_texts_stays_text(make_byte_level: Make) -> None:
     tokenizer = make_byte_level(added=("<fim_prefix>", "<fim_suffix>", "<fim_middle>"))
     prompt = infill_prompt(tokenizer, "<|im_end|>", "")
