@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import os
+import re
 import time
 from functools import cache
 from importlib.resources import files
@@ -28,7 +29,9 @@ MAX_ROWS: Final = 4000
 
 _TICKS: Final = 5
 _ROW_PIXELS: Final = 19
-_NOTEBOOK_PIXELS: Final = (240, 700)
+_LINE_PIXELS: Final = 21
+_NOTEBOOK_PIXELS: Final = (200, 700)
+_CODE: Final = re.compile("`([^`]+)`")
 
 
 def page(trace: Trace) -> str:
@@ -38,7 +41,6 @@ def page(trace: Trace) -> str:
     if len(found) > MAX_ROWS:
         shown.append(f'<p class="dim">… {len(found) - MAX_ROWS:,} more rows</p>\n')
     error = "" if trace.error is None else f'<p class="bad">{html.escape(trace.error)}</p>\n'
-    ticks = (trace.seconds * tick / _TICKS for tick in range(_TICKS + 1))
     return _template().substitute(
         title=html.escape(title(trace)),
         about=html.escape(_about(trace)),
@@ -46,9 +48,11 @@ def page(trace: Trace) -> str:
         legend="".join(
             f'<span><i class="{phase}"></i>{words}</span>' for phase, words in PHASES.items()
         ),
-        axis="".join(f"<span>{duration(tick)}</span>" for tick in ticks),
+        axis="".join(_tick(trace.seconds, at / _TICKS) for at in range(_TICKS + 1)),
+        names=max((len(row.guide + row.label) for row in found[:MAX_ROWS]), default=1),
+        facts=max((len(facts(row.span)) for row in found[:MAX_ROWS] if row.span), default=1),
         rows="".join(shown),
-        said=html.escape(explain(trace)),
+        said=_CODE.sub(r"<code>\1</code>", html.escape(explain(trace))),
     )
 
 
@@ -60,7 +64,8 @@ def save_page(trace: Trace, path: str | os.PathLike[str]) -> None:
 def notebook_html(trace: Trace) -> str:
     """The page in a frame, so that its styles and the notebook's do not meet."""
     low, high = _NOTEBOOK_PIXELS
-    height = min(high, low + _ROW_PIXELS * len(rows(trace)))
+    lines = explain(trace).count("\n")
+    height = min(high, low + _ROW_PIXELS * len(rows(trace)) + _LINE_PIXELS * lines)
     return (
         f'<iframe sandbox="allow-scripts" style="width:100%;height:{height}px;border:0" '
         f'srcdoc="{html.escape(page(trace))}"></iframe>'
@@ -70,6 +75,10 @@ def notebook_html(trace: Trace) -> str:
 @cache
 def _template() -> Template:
     return Template((files(__package__) / "page.html").read_text(encoding="utf-8"))
+
+
+def _tick(seconds: float, share: float) -> str:
+    return f'<span style="left:{share:.0%}">{duration(seconds * share)}</span>'
 
 
 def _row(trace: Trace, row: Row) -> str:
@@ -89,7 +98,7 @@ def _row(trace: Trace, row: Row) -> str:
     return (
         f'<div class="row{failed}" tabindex="0" title="{details}" data-tip="{details}">{name}'
         f'<span class="bar">{bars}</span><span class="took">{took}</span>'
-        f'<span class="dim">{html.escape(facts(span))}</span></div>\n'
+        f'<span class="dim facts">{html.escape(facts(span))}</span></div>\n'
     )
 
 

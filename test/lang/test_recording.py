@@ -359,6 +359,19 @@ def test_page_needs_nothing_else_and_escapes(tmp_path: Path) -> None:
     assert state._repr_html_().startswith("<iframe sandbox")
 
 
+def test_the_pages_columns_follow_their_texts_and_its_ticks_the_time() -> None:
+    spans = [span_of(i, 0, 0, 1, 4, name=name) for i, name in enumerate(("x", "a_longer_name"))]
+    spans[1].read = False
+    trace = Trace(started_at=0.0, ended=4.0, spans=spans, branches=[Branch()])
+    text = page(trace)
+    assert f"--names:{len('a_longer_name')}ch" in text
+    ticks = re.findall(r'<span style="left:(\d+)%">([^<]+)</span>', text)
+    assert [int(share) for share, _ in ticks] == [0, 20, 40, 60, 80, 100]
+    assert [ticks[0][1], ticks[-1][1]] == ["0 ms", duration(4.0)]
+    assert "Read by nobody so far: <code>a_longer_name</code>" in text
+    assert page(Trace(started_at=0.0, ended=0.0, spans=[], branches=[Branch()]))
+
+
 def test_a_large_trace_is_drawn_in_part() -> None:
     spans = [span_of(i, i, i, i, i + 1, name="x") for i in range(5000)]
     trace = Trace(started_at=0.0, ended=5001.0, spans=spans, branches=[Branch()])
