@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NoReturn, TypeVar, Unpack, overload
+from typing import Any, Final, Literal, NoReturn, TypeVar, Unpack, overload
 
-from phloem.constrained.spec import Constraint, Ebnf, JsonSchema, Regex, Whitespace
+from phloem.constrained.spec import Constraint, Ebnf, Regex
 from phloem.lang import ir
 from phloem.lang.choices import ChoicesMethod
 from phloem.lang.errors import UsageError
 from phloem.lang.options import (
     GEN_ORDER,
-    SCALAR_ORDER,
     GenOptions,
     LogprobOptions,
+    Several,
+    check_name,
     named,
     sampling_from,
 )
 from phloem.lang.reasoning import MARKS
-from phloem.lang.sampling import SAMPLING_FIELDS, check_regex
-from phloem.lang.schema import SchemaLike, decoder, schema_text
+from phloem.lang.sampling import check_regex
+from phloem.lang.schema import SchemaLike, decoder, json_constraint
 
 T = TypeVar("T")
 
 _CONSTRAINTS: Final = ("dtype", "choices", "regex", "json_schema", "schema", "grammar")
 
 # what `select` gives in any case
-_MET_BY_CHOICES: Final = frozenset(
-    {"n", "logprobs", *(LogprobOptions.__annotations__.keys() - SAMPLING_FIELDS)}
-)
+_MET_BY_CHOICES: Final = frozenset({"n", "logprobs", *LogprobOptions.__annotations__})
 
 # The line end, or the space, that comes behind a number ends the answer, and is left out of it.
 _DTYPES: Final[Mapping[type, tuple[str, tuple[str, ...]]]] = {
@@ -42,15 +41,40 @@ _DTYPES: Final[Mapping[type, tuple[str, tuple[str, ...]]]] = {
 
 @overload
 def gen(
-    name: str | None = None, *positional: Any, schema: type[T], **options: Unpack[GenOptions]
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: Literal[1] | None = None,
+    *positional: Any,
+    schema: type[T],
+    **options: Unpack[GenOptions],
 ) -> ir.Gen[T]: ...
 @overload
 def gen(
-    name: str | None = None, *positional: Any, schema: object, **options: Unpack[GenOptions]
+    name: str | None = None,
+    *positional: Any,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: Several,
+    schema: type[T],
+    **options: Unpack[GenOptions],
+) -> ir.Gen[list[T]]: ...
+@overload
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    *positional: Any,
+    schema: object,
+    **options: Unpack[GenOptions],
 ) -> ir.Gen[Any]: ...
 @overload
 def gen(
     name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: Literal[1] | None = None,
     *positional: Any,
     choices: Sequence[str],
     **options: Unpack[GenOptions],
@@ -58,10 +82,33 @@ def gen(
 @overload
 def gen(
     name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: Literal[1] | None = None,
     *positional: Any,
     json_schema: SchemaLike | None = None,
     **options: Unpack[GenOptions],
 ) -> ir.Gen[str]: ...
+@overload
+def gen(
+    name: str | None = None,
+    *positional: Any,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: Several,
+    json_schema: SchemaLike | None = None,
+    **options: Unpack[GenOptions],
+) -> ir.Gen[list[str]]: ...
+@overload
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    *positional: Any,
+    json_schema: SchemaLike | None = None,
+    **options: Unpack[GenOptions],
+) -> ir.Gen[Any]: ...
 def gen(name: str | None = None, *positional: Any, **options: Any) -> ir.Gen[Any] | ir.Select:
     """Let the model go on from here, and bind what it says to `name`.
 
@@ -76,13 +123,14 @@ def gen(name: str | None = None, *positional: Any, **options: Any) -> ir.Gen[Any
 
     Sampling options given here win over those of the run. `return_logprob` is short for
     `logprobs=0`. With `n` above 1 the value is a list, and nothing enters the text: append the
-    answer you choose. Positional arguments have the order of SGLang's `gen`
+    answer you choose. Type checkers know that of an `n` that is written as a keyword, up to 16; of
+    another one they know nothing. Positional arguments have the order of SGLang's `gen`
     (`phloem.lang.options.GEN_ORDER`).
 
     Raises `ValueError` or `TypeError` at once for what can be seen to be wrong; what only the
     server can judge becomes the variable's error.
     """
-    _check_name(name)
+    check_name(name)
     given = named("gen", GEN_ORDER, positional, options)
     kinds = [kind for kind in _CONSTRAINTS if kind in given]
     if len(kinds) > 1:
@@ -101,54 +149,6 @@ def gen(name: str | None = None, *positional: Any, **options: Any) -> ir.Gen[Any
     return ir.Gen(name, sampling_from(given), _constraint(kind, value), decode)
 
 
-def gen_int(
-    name: str | None = None,
-    *positional: Any,
-    minimum: int | None = None,
-    maximum: int | None = None,
-    **options: Unpack[LogprobOptions],
-) -> ir.Gen[str]:
-    """A whole number from `minimum` to `maximum`. The value is its text: `int(s["name"])`.
-
-    Positional arguments of this function and the next three are those of SGLang's `gen_int`.
-    """
-    limits = {"minimum": minimum, "maximum": maximum}
-    return _scalar("gen_int", name, positional, {"type": "integer", **limits}, options)
-
-
-def gen_float(
-    name: str | None = None,
-    *positional: Any,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    **options: Unpack[LogprobOptions],
-) -> ir.Gen[str]:
-    """A number from `minimum` to `maximum`. The value is its text: `float(s["name"])`."""
-    limits = {"minimum": minimum, "maximum": maximum}
-    return _scalar("gen_float", name, positional, {"type": "number", **limits}, options)
-
-
-def gen_bool(
-    name: str | None = None, *positional: Any, **options: Unpack[LogprobOptions]
-) -> ir.Gen[str]:
-    """`true` or `false`. The value is that text: `json.loads(s["name"])`."""
-    return _scalar("gen_bool", name, positional, {"type": "boolean"}, options)
-
-
-def gen_string(
-    name: str | None = None,
-    *positional: Any,
-    min_length: int | None = None,
-    max_length: int | None = None,
-    pattern: str | None = None,
-    **options: Unpack[LogprobOptions],
-) -> ir.Gen[str]:
-    """A JSON string, quotes and escapes included: `json.loads(s["name"])`. `pattern` is searched
-    for in its content, as in JSON Schema; lengths are in characters."""
-    limits = {"minLength": min_length, "maxLength": max_length, "pattern": pattern}
-    return _scalar("gen_string", name, positional, {"type": "string", **limits}, options)
-
-
 def select(
     name: str | None = None,
     choices: Sequence[str] = (),
@@ -162,7 +162,7 @@ def select(
     Raises `TypeError` for choices that are not a list of texts, `ValueError` for none, an empty
     one, an unknown method or another temperature.
     """
-    _check_name(name)
+    check_name(name)
     if isinstance(choices, str):
         raise TypeError("choices must be a list of texts, not one text")
     chosen = tuple(choices)
@@ -245,19 +245,6 @@ def separate_reasoning(expr: str | ir.Node, model_type: str) -> ir.Node:
     return ir.with_marks(ir.as_node(expr), marks)
 
 
-def _scalar(
-    function: str,
-    name: str | None,
-    positional: Sequence[Any],
-    schema: Mapping[str, object],
-    options: Mapping[str, Any],
-) -> ir.Gen[str]:
-    _check_name(name)
-    sampling = sampling_from(named(function, SCALAR_ORDER, positional, options))
-    said = {key: value for key, value in schema.items() if value is not None}
-    return ir.Gen(name, sampling, _constraint("json_schema", said))
-
-
 def _choose(
     name: str | None,
     *,
@@ -289,11 +276,6 @@ def _of_dtype(name: str | None, dtype: object, given: dict[str, Any]) -> ir.Gen[
     return ir.Gen(name, sampling_from(given), Regex(pattern=pattern))
 
 
-def _check_name(name: str | None) -> None:
-    if name is not None and (not isinstance(name, str) or not name):
-        raise TypeError(f"a variable's name must be a non-empty text, not {name!r}")
-
-
 def _constraint(kind: str, value: Any) -> Constraint:
     match kind:
         case "regex":
@@ -302,4 +284,4 @@ def _constraint(kind: str, value: Any) -> Constraint:
         case "grammar":
             return Ebnf(grammar=value)
         case _:
-            return JsonSchema(schema=schema_text(value, kind), whitespace=Whitespace.COMPACT)
+            return json_constraint(value, kind)

@@ -153,7 +153,8 @@ def _options(cls: type) -> str:
             kind = kind.removesuffix(" | None").replace("|", "\\|")
             rows.append(f"| `{name}` | `{kind}` | {' '.join(doc.split())} |")
     besides = [f"Besides these, those of {' and '.join(f'`{base}`' for base in bases)}."]
-    return "\n\n".join([prose(doc_of(cls)), "\n".join(rows), *(besides if bases else [])])
+    table = ["\n".join(rows)] if len(rows) > 2 else []
+    return "\n\n".join([prose(doc_of(cls)), *table, *(besides if bases else [])])
 
 
 def _members(value: Any, entries: frozenset[str]) -> Iterator[tuple[str, str]]:

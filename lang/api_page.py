@@ -6,7 +6,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_overloads
 
 from phloem.lang import errors
 from phloem.lang.api_entries import doc_of, item, markdown, prose, signature, written_below
@@ -41,6 +41,8 @@ TOPICS: Final = (
             "separate_reasoning",
             "image video",
             "GenOptions",
+            "AnswerOptions",
+            "DrawingOptions",
             "SamplingOverrides",
             "LogprobOptions",
             "RunOptions",
@@ -150,6 +152,7 @@ TOPICS: Final = (
             "Script",
             "Prompt",
             "SchemaLike",
+            "Several",
             "Item",
             "OutputLike",
             "JoinMode",
@@ -179,12 +182,12 @@ _HOMES: Final = {
         "group": "Group JoinMode",
         "hints": "EndsPrograms",
         "ir": "Content Gen Key Leaf Node Placeholder Role RoleBegin RoleEnd Select Seq Text",
-        "options": "GenOptions LogprobOptions RunOptions",
+        "options": "AnswerOptions GenOptions LogprobOptions RunOptions Several",
         "outline": "Outline",
         "program": "BatchOptions Item",
         "recording.spans": "Totals Trace",
         "results": "OutputLike",
-        "sampling": "Sampling SamplingOverrides",
+        "sampling": "DrawingOptions Sampling SamplingOverrides",
         "schema": "SchemaLike",
         "stream": "Stream",
         "variable": "Meta",
@@ -261,7 +264,8 @@ def _item(name: str, *, bare: bool = False) -> str:
     value = found(name)
     if inspect.isclass(value) or inspect.isfunction(value):
         bare = inspect.isclass(value) and (bare or name in _GIVEN)
-        return item(name if bare else signature(name, value), doc_of(value))
+        first, *_ = get_overloads(value) or [value]
+        return item(name if bare else signature(name, first), doc_of(value))
     what, doc = written_below(importlib.import_module(_home(name))).get(name, ("", ""))
     return item(f"{name} = {what}", doc)
 

@@ -52,16 +52,17 @@ class Text(_Expression):
 
 @dataclass(frozen=True, slots=True)
 class Gen(_Expression, Generic[T_co]):
-    """One call: the model goes on from all the text so far. `name` binds the answer.
+    """One call: the model goes on from all the text so far. `name` binds the value, which is a
+    `T_co`: of several answers a list.
 
-    `decode` makes the value of the answer's text; None: the value is the text. `marks` are those
-    between which the model thinks: what stands there becomes a variable of its own.
+    `decode` makes a value of an answer's text; None: it is the text. `marks` are those between
+    which the model thinks: what stands there becomes a variable of its own.
     """
 
     name: str | None
     sampling: Sampling
     constraint: Constraint | None = None
-    decode: Callable[[str], T_co] | None = None
+    decode: Callable[[str], Any] | None = None
     marks: Marks | None = None
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from phloem.lang.choices import ChoicesMethod
-from phloem.lang.sampling import Sampling, SamplingOverrides, sampling_of
+from phloem.lang.sampling import DrawingOptions, Sampling, SamplingOverrides, sampling_of
+
+Several = Literal[2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
+"""Numbers of answers by which type checkers know that a value is a list."""
 
 
-class LogprobOptions(SamplingOverrides, total=False):
+class LogprobOptions(TypedDict, total=False):
     """SGLang's way to ask for logprobs, which ours (`logprobs=`) is short for."""
 
     return_logprob: bool | None
@@ -22,15 +25,19 @@ class LogprobOptions(SamplingOverrides, total=False):
     """Has no effect: the tokens' texts are always there."""
 
 
-class RunOptions(LogprobOptions, total=False):
+class RunOptions(SamplingOverrides, LogprobOptions, total=False):
     """The options of a run: defaults of all its calls."""
 
     max_new_tokens: int | None
     """SGLang's name of `max_tokens`."""
 
 
-class GenOptions(LogprobOptions, total=False):
-    """The options of `gen` that have no effect on the type of its value."""
+class AnswerOptions(DrawingOptions, LogprobOptions, total=False):
+    """The options of all calls that have no effect on the type of the value."""
+
+
+class GenOptions(AnswerOptions, total=False):
+    """Those of `gen`."""
 
     dtype: type | None
     """`int`, `float`, `bool` or `str`: the answer is such a value as Python writes it."""
@@ -76,6 +83,12 @@ SCALAR_ORDER = ("max_tokens", "n", *_TO_THE_LOGPROBS)
 """The same of `gen_int`, `gen_float`, `gen_bool` and `gen_string`."""
 
 RUN_FIELDS = frozenset(RunOptions.__annotations__)
+
+
+def check_name(name: object) -> None:
+    """Raise `TypeError` for what is no name of a variable, nor None."""
+    if name is not None and (not isinstance(name, str) or not name):
+        raise TypeError(f"a variable's name must be a non-empty text, not {name!r}")
 
 
 def named(

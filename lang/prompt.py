@@ -47,7 +47,7 @@ class Prompt:
         if not text:
             return self
         self.check_place("text", text[:40])
-        return replace(self, events=(*self.events, text))
+        return self._and(text)
 
     def check_call(self) -> None:
         """Raise unless the model can go on from here."""
@@ -68,7 +68,10 @@ class Prompt:
             )
 
     def with_variable(self, variable: Variable) -> Prompt:
-        return replace(self, events=(*self.events, variable))
+        return self._and(variable)
+
+    def _and(self, event: Event) -> Prompt:
+        return Prompt((*self.events, event), self.role, self.chat, self.inner)
 
     def begin(self, role: RoleName) -> Prompt:
         if self.role == role:

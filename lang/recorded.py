@@ -4,7 +4,7 @@ down, to be sent whole."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -12,17 +12,19 @@ from phloem.lang import ir
 from phloem.lang.prompt import Begin, End, Prompt
 from phloem.lang.recording.recorder import Lineage
 from phloem.lang.run import Run
-from phloem.lang.state import Record, State
+from phloem.lang.state import C, Record, State
 from phloem.lang.unknown import Places, Unknown, filled, unknowns
 from phloem.lang.variable import Outcome, Variable
 
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A call, which makes `variable`; `node` has all its options."""
+    """A call, which makes `variable`, and `thoughts` where those are wanted apart; `node` has all
+    its options."""
 
     node: ir.Gen[Any] | ir.Select
     variable: Variable
+    thoughts: Variable | None
     place: str
 
 
@@ -143,9 +145,13 @@ class Recorded(State):
         if isinstance(made, ir.Gen) and made.decode is not None:
             self._refuse(f"s[{value.name!r}] is appended, which is an object and no text")
 
-    def _asked(self, node: ir.Gen[Any] | ir.Select, variable: Variable) -> None:
+    def _asked(self, node: C, variable: Variable, thoughts: Variable | None = None) -> C:
         self._recording.nodes[variable] = node
-        self.log.append(Called(node, variable, self._recording.places.here()))
+        self.log.append(Called(node, variable, thoughts, self._recording.places.here()))
+        if not isinstance(node, ir.Gen) or thoughts is None:
+            return node
+        self._recording.nodes[thoughts] = replace(node, decode=None)  # they are texts
+        return replace(node, marks=None)  # the server tells the two apart
 
     def _advance(self, prompt: Prompt) -> None:
         events = prompt.events[len(self._prompt.events) :]

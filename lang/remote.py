@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from phloem.lang.backend import wire
 from phloem.lang.backend.base import Backend, BackendInfo, Call, Delta, Prompt
+from phloem.lang.backend.dialects import DIALECTS
 from phloem.lang.backend.http_transport import Body
 from phloem.lang.backend.selecting import Selected
 from phloem.lang.choices import ChoiceScore, ChoicesMethod
@@ -175,7 +176,7 @@ class Remote:
         recorded._variables = self.state._variables  # that readers of the stream look into
         returned = self._written(fn, recorded, bound, places)
         steps = Steps(places)
-        body: Body = {"steps": steps.whole(recorded.log)}
+        body: Body = {"steps": steps.whole(recorded.log), "defaults": DIALECTS["phloem"].extra}
         if self._timeout_s is not None:
             body["timeout"] = self._timeout_s
         self.state._prompt = recorded._prompt

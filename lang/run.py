@@ -61,7 +61,7 @@ class Run:
 
     def wait(self) -> None:
         """Block until every variable has a value or an error."""
-        for variable in self._snapshot():
+        for variable in reversed(self._snapshot()):  # most often the last one is: one wait for all
             variable.settle()
 
     def unhandled(self) -> GenerationError | None:

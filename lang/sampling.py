@@ -16,15 +16,9 @@ import msgspec
 DEFAULT_MAX_TOKENS = 128
 
 
-class SamplingOverrides(TypedDict, total=False):
-    """The options as keywords of `gen`, `run`, `run_batch` and `stream`."""
+class DrawingOptions(TypedDict, total=False):
+    """How tokens are drawn, and what ends an answer."""
 
-    max_tokens: int | None
-    """The most tokens of an answer; 128 if neither the call nor the run says it."""
-    min_tokens: int | None
-    """The fewest: the answer does not end before."""
-    n: int | None
-    """Answers to one prompt. With more than one the value is a list."""
     temperature: float | None
     """0 is greedy; higher is more varied."""
     top_p: float | None
@@ -53,6 +47,17 @@ class SamplingOverrides(TypedDict, total=False):
     """Go on behind the model's own end of text."""
     logprobs: int | None
     """Alternatives to report beside each token; 0 reports the token alone."""
+
+
+class SamplingOverrides(DrawingOptions, total=False):
+    """The options as keywords of `gen`, `run`, `run_batch` and `stream`."""
+
+    max_tokens: int | None
+    """The most tokens of an answer; 128 if neither the call nor the run says it."""
+    min_tokens: int | None
+    """The fewest: the answer does not end before."""
+    n: int | None
+    """Answers to one prompt. With more than one the value is a list."""
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

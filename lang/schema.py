@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
+from phloem.constrained.spec import JsonSchema, Whitespace
+
 T = TypeVar("T")
 
 SchemaLike = Mapping[str, object] | str | type
@@ -61,6 +63,11 @@ def schema_text(schema: Any, option: str = "json_schema") -> str:
         return _dump(_type_of(schema).schema, option)
     except _NoSchema:
         raise TypeError(f"{option}: no schema can be made from {schema!r}") from None
+
+
+def json_constraint(schema: Any, option: str) -> JsonSchema:
+    """The constraint to JSON of `schema`, in one line. Raises as `schema_text` does."""
+    return JsonSchema(schema=schema_text(schema, option), whitespace=Whitespace.COMPACT)
 
 
 def decoder(schema: Any) -> Callable[[str], Any]:

@@ -25,6 +25,7 @@ from phloem.lang.schema import as_form
 from phloem.lang.variable import Meta, Variable
 
 T = TypeVar("T")
+C = TypeVar("C", ir.Gen[Any], ir.Select)
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,19 +365,22 @@ class State:
                 variable.span.answers = node.sampling.samples
                 many = variable.span.answers > 1
                 thoughts = self._thoughts(node, variable)
+                node = self._asked(node, variable, thoughts)
                 work = partial(run_gen, self._run, prompt, node, variable, thoughts)
             case ir.Select():
                 many = False
+                node = self._asked(node, variable)
                 work = partial(run_select, self._run, prompt, node, variable)
-        self._asked(node, variable)
         self._run.start(variable, work, call)
         if not many:  # several answers are for the program to choose from: none enters the text
             self._advance(prompt.with_variable(variable))
         if self._run.one_by_one:
             variable.settle()
 
-    def _asked(self, node: ir.Gen[Any] | ir.Select, variable: Variable) -> None:
-        """A call is to make `variable`; `node` has all its options."""
+    def _asked(self, node: C, variable: Variable, thoughts: Variable | None = None) -> C:
+        """A call is to make `variable`, and `thoughts`; `node` has all its options. The call as it
+        is to be made."""
+        return node
 
     def _thoughts(self, node: ir.Gen[Any], variable: Variable) -> Variable | None:
         """What the model thinks before it answers, where the program wants that apart."""

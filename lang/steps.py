@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Final, NoReturn
 
 from phloem.lang import ir
@@ -17,12 +17,14 @@ from phloem.lang.backend.dialects import DIALECTS, sampling_fields
 from phloem.lang.backend.http_transport import Body
 from phloem.lang.errors import RequestRefused
 from phloem.lang.prompt import Begin, End
+from phloem.lang.reasoning import Marks
 from phloem.lang.recorded import Called, Entry, Forked, Inserted
 from phloem.lang.unknown import Places
 from phloem.lang.variable import Variable
 
 _PHLOEM: Final = DIALECTS["phloem"]
 _MAX_NAME: Final = 100
+_THOUGHTS: Final = "_reasoning_content"  # behind the name of what is said then
 
 Value = tuple[Variable, int | None]
 """A variable, or one of several answers."""
@@ -37,6 +39,14 @@ class _Line:
     names: dict[Variable, str] = field(default_factory=dict)
     lists: dict[tuple[Value, ...], str] = field(default_factory=dict)
 
+    def make(self, variable: Variable, name: str, answers: int) -> None:
+        """`variable` is there by that name."""
+        self.taken.add(name)
+        if answers > 1:
+            self.lists[tuple((variable, i) for i in range(answers))] = name
+        else:
+            self.names[variable] = name
+
     def branch(self) -> _Line:
         return _Line(set(self.taken), dict(self.names), dict(self.lists))
 
@@ -47,9 +57,11 @@ class Steps:
 
     places: Places
     calls: dict[str, Variable] = field(default_factory=dict)
+    _chat: bool = field(default=False, init=False)
 
     def whole(self, log: Sequence[Entry]) -> list[Body]:
         """Of a program's own state. Raises `UsageError` where a step cannot say it."""
+        self._chat = _has(Begin, log)
         return self._line(log, "steps", _Line())
 
     def _line(self, log: Sequence[Entry], path: str, line: _Line) -> list[Body]:
@@ -84,13 +96,12 @@ class Steps:
 
     def _call(self, entry: Called, path: str, line: _Line) -> Body:
         node, variable = entry.node, entry.variable
-        name = _free(node.name or "unnamed", line.taken)
-        line.taken.add(name)
+        marks = self._marks(entry)
+        name = _free(node.name or "unnamed", line.taken, _THOUGHTS if marks else "")
         answers = node.sampling.samples if isinstance(node, ir.Gen) else 1
-        if answers > 1:
-            line.lists[tuple((variable, i) for i in range(answers))] = name
-        else:
-            line.names[variable] = name
+        line.make(variable, name, answers)
+        if entry.thoughts is not None and marks is not None:
+            line.make(entry.thoughts, name + _THOUGHTS, answers)
         self.calls[path] = variable
         if isinstance(node, ir.Select):
             choices = list(dict.fromkeys(node.choices))
@@ -98,16 +109,23 @@ class Steps:
                 self.places.refuse("a select has one choice only", entry.place)
             normalization = wire.NORMALIZATION[node.method]
             return {"select": {"name": name, "choices": choices, "normalization": normalization}}
-        if node.marks is not None:
-            self.places.refuse("separate_reasoning: thoughts are not told apart", entry.place)
-        if node.sampling.logprobs is not None:
-            self.places.refuse("logprobs are not told", entry.place)
         try:
             fields = sampling_fields(node.sampling, _PHLOEM.options, _PHLOEM.title)
-            fields |= _PHLOEM.constrained(node.constraint, chat=False)
+            fields |= _PHLOEM.constrained(node.constraint, chat=self._chat)
         except RequestRefused as exc:
             self.places.refuse(exc.message, entry.place)
+        fields |= _PHLOEM.logprobs(node.sampling, chat=self._chat)
+        if marks is not None:
+            fields["reasoning_marks"] = asdict(marks)
         return {"gen": {"name": name, "max_tokens": node.sampling.max_tokens, **fields}}
+
+    def _marks(self, entry: Called) -> Marks | None:
+        """Those by which the server is to tell thoughts apart."""
+        node = entry.node
+        if entry.thoughts is None or not isinstance(node, ir.Gen):
+            return None
+        # nothing is thought in a text all of which satisfies a constraint
+        return node.marks if node.constraint is None or self._chat else None
 
     # ------------------------------------------------------------------ values
 
@@ -145,7 +163,7 @@ class Steps:
     # ------------------------------------------------------------------ forks
 
     def _fork(self, entry: Forked, path: str, line: _Line) -> list[Body]:
-        if not entry.appended and not any(_calls(state.log) for state in entry.states):
+        if not entry.appended and not any(_has(Called, state.log) for state in entry.states):
             return []  # whatever was said there, nobody asks about it
         branches, lines = [], []
         for i, state in enumerate(entry.states):
@@ -184,16 +202,17 @@ def _until_end(entries: Sequence[Entry]) -> Sequence[Entry]:
     return entries[:end]
 
 
-def _calls(log: Sequence[Entry]) -> bool:
-    """Whether there is a call in it."""
+def _has(kind: type[Entry], log: Sequence[Entry]) -> bool:
+    """Whether an entry of that kind is in it, forks included."""
     return any(
-        isinstance(entry, Called)
-        or (isinstance(entry, Forked) and any(_calls(state.log) for state in entry.states))
+        isinstance(entry, kind)
+        or (isinstance(entry, Forked) and any(_has(kind, state.log) for state in entry.states))
         for entry in log
     )
 
 
-def _free(base: str, taken: set[str]) -> str:
+def _free(base: str, taken: set[str], beside: str) -> str:
+    """A name for `base` that is not taken, nor is the one with `beside` behind it."""
     base = base[:_MAX_NAME]
     names = itertools.chain([base], (f"{base} ({number})" for number in itertools.count(2)))
-    return next(name for name in names if name not in taken)
+    return next(name for name in names if taken.isdisjoint((name, name + beside)))

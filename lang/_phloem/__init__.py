@@ -15,10 +15,6 @@ if TYPE_CHECKING:
         assistant_begin,
         assistant_end,
         gen,
-        gen_bool,
-        gen_float,
-        gen_int,
-        gen_string,
         image,
         select,
         separate_reasoning,
@@ -61,6 +57,7 @@ if TYPE_CHECKING:
     from phloem.lang.program import Program, function
     from phloem.lang.recording.files import save_traces
     from phloem.lang.results import BatchOutput
+    from phloem.lang.scalars import gen_bool, gen_float, gen_int, gen_string
     from phloem.lang.state import State
     from phloem.runtime import Runtime
     from phloem.srt.blocking import BlockingEngine
@@ -128,10 +125,6 @@ _MODULES = {
         "assistant_begin",
         "assistant_end",
         "gen",
-        "gen_bool",
-        "gen_float",
-        "gen_int",
-        "gen_string",
         "image",
         "select",
         "separate_reasoning",
@@ -174,6 +167,7 @@ _MODULES = {
     "phloem.lang.program": ("Program", "function"),
     "phloem.lang.recording.files": ("save_traces",),
     "phloem.lang.results": ("BatchOutput",),
+    "phloem.lang.scalars": ("gen_bool", "gen_float", "gen_int", "gen_string"),
     "phloem.lang.state": ("State",),
     "phloem.runtime": ("Runtime",),
     "phloem.srt.blocking": ("BlockingEngine",),

@@ -11,9 +11,11 @@ from typing import Unpack
 from phloem.lang.backend import anthropic_wire
 from phloem.lang.backend.base import Call, Delta, Prompt, Usage
 from phloem.lang.backend.dialects import unsupported
+from phloem.lang.backend.generating import select_by_generation
 from phloem.lang.backend.http_transport import Body, Transport, TransportOptions
+from phloem.lang.backend.selecting import Selected, select_by_scores
 from phloem.lang.backend.server import ServerBackend
-from phloem.lang.choices import ChoiceScore
+from phloem.lang.choices import ChoiceScore, ChoicesMethod
 from phloem.lang.errors import BackendUnavailable
 
 _MESSAGES = "/v1/messages"
@@ -26,6 +28,9 @@ class AnthropicBackend(ServerBackend):
     `select`, regex, logprobs, seeds. With `n` above 1, that many requests are sent. A beginning of
     the assistant's message goes as its last message, which not all of Anthropic's models go on
     with: those refuse it.
+
+    With `select_by_generation` there is a `select`: the model generates JSON that has one of the
+    choices, which gives no scores and may be another one than any method of `select` prefers.
     """
 
     def __init__(
@@ -34,6 +39,7 @@ class AnthropicBackend(ServerBackend):
         *,
         api_key: str | None = None,
         base_url: str = "https://api.anthropic.com",
+        select_by_generation: bool = False,
         **options: Unpack[TransportOptions],
     ) -> None:
         headers = {"anthropic-version": "2023-06-01"}
@@ -42,6 +48,7 @@ class AnthropicBackend(ServerBackend):
         root = base_url.rstrip("/").removesuffix("/v1")
         super().__init__(Transport(root, headers, **options), model)
         self._model = model
+        self._select_by_generation = select_by_generation
 
     async def generate(self, call: Call) -> AsyncGenerator[Delta, None]:
         body = anthropic_wire.message_request(call, self._model)
@@ -59,7 +66,19 @@ class AnthropicBackend(ServerBackend):
 
     async def score(self, prompt: Prompt, choices: Sequence[str]) -> list[ChoiceScore]:
         raise unsupported(
-            "Anthropic's Messages API has no logprobs, which select judges by", "choices"
+            f"{anthropic_wire.TITLE} has no logprobs, which select judges by; "
+            "AnthropicBackend(…, select_by_generation=True) lets the model generate a choice "
+            "instead",
+            "choices",
+        )
+
+    async def select(
+        self, prompt: Prompt, choices: Sequence[str], method: ChoicesMethod
+    ) -> Selected:
+        if not self._select_by_generation:
+            return await select_by_scores(self, prompt, choices, method)
+        return await select_by_generation(
+            self, anthropic_wire.TITLE, prompt, choices, method, as_json=True
         )
 
     async def _whole(self, body: Body) -> list[Delta]:

@@ -17,7 +17,7 @@ from phloem.lang.backend.http_transport import Body
 from phloem.lang.backend.openai_wire import decode
 from phloem.lang.errors import BackendError, BackendUnavailable
 
-_TITLE = "Anthropic's Messages API"
+TITLE = "Anthropic's Messages API"
 _OPTIONS = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -30,14 +30,14 @@ def message_request(call: Call, model: str) -> Body:
     """Body of `/v1/messages` for one answer; `n` is the caller's. Raises `RequestRefused` for what
     the API has no field for."""
     if isinstance(call.prompt, TextPrompt):
-        raise unsupported(f"{_TITLE} has no plain text: put all text into roles", "prompt")
+        raise unsupported(f"{TITLE} has no plain text: put all text into roles", "prompt")
     sampling = msgspec.structs.replace(call.sampling, n=None)
     if sampling.logprobs is not None:
-        raise unsupported(f"{_TITLE} has no logprobs", "logprobs")
+        raise unsupported(f"{TITLE} has no logprobs", "logprobs")
     if sampling.max_tokens is None:
-        raise unsupported(f"{_TITLE} wants max_tokens", "max_tokens")
+        raise unsupported(f"{TITLE} wants max_tokens", "max_tokens")
     body: Body = {"model": model, "max_tokens": sampling.max_tokens, **_messages(call.prompt)}
-    body |= sampling_fields(sampling, _OPTIONS, _TITLE)
+    body |= sampling_fields(sampling, _OPTIONS, TITLE)
     if body.get("top_k", 1) <= 0:  # off, which is not sent
         del body["top_k"]
     if call.constraint is not None:
@@ -56,7 +56,7 @@ def _messages(prompt: ChatPrompt) -> Body:
         if message.role != "system":
             messages.append({"role": message.role, "content": message.content})
         elif messages:
-            raise unsupported(f"{_TITLE} has system messages only at the beginning", "system")
+            raise unsupported(f"{TITLE} has system messages only at the beginning", "system")
         else:
             system.append(message.content)
     if prompt.partial:
@@ -68,7 +68,7 @@ def _messages(prompt: ChatPrompt) -> Body:
 def _format(constraint: spec.Constraint) -> Body:
     if not isinstance(constraint, spec.JsonSchema):
         kind = type(constraint).__struct_config__.tag
-        raise unsupported(f"{_TITLE} has no constraint {kind!r}, only json_schema", str(kind))
+        raise unsupported(f"{TITLE} has no constraint {kind!r}, only json_schema", str(kind))
     return {"type": "json_schema", "schema": msgspec.Raw(constraint.schema.encode())}
 
 

@@ -83,19 +83,24 @@ class Dialect:
         body |= self.constrained(call.constraint, chat=chat)
         if call.stream or self.must_stream(call):
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-        most, logprobs = call.sampling.max_tokens, call.sampling.logprobs
+        most = call.sampling.max_tokens
         if most is not None:
             body[self.chat_max_tokens if chat else "max_tokens"] = most
-        top = None if logprobs is None else max(logprobs, self.least_top)
+        body |= self.logprobs(call.sampling, chat=chat)
         match call.prompt:
             case TextPrompt(text):
-                body |= {} if top is None else {"logprobs": top}
                 return COMPLETIONS, body | {"prompt": text}
             case ChatPrompt():
-                body |= {} if top is None else {"logprobs": True, "top_logprobs": top}
                 return CHAT, body | self.messages(call.prompt)
             case never:
                 assert_never(never)
+
+    def logprobs(self, sampling: Sampling, *, chat: bool) -> Body:
+        """The fields that ask for the logprobs of an answer's tokens."""
+        if sampling.logprobs is None:
+            return {}
+        top = max(sampling.logprobs, self.least_top)
+        return {"logprobs": True, "top_logprobs": top} if chat else {"logprobs": top}
 
     def must_stream(self, call: Call) -> bool:
         """Whether only a streamed answer is what the model said."""
@@ -127,6 +132,10 @@ class Dialect:
             route = "chat" if chat else "plain text"
             raise unsupported(f"{self.title} has no constraint {kind!r} for {route}", str(kind))
         return fields
+
+    def chooses(self, *, chat: bool) -> bool:
+        """Whether an answer can be constrained to be one of some texts."""
+        return self.constraint(spec.Choice(choices=("a", "b")), chat) is not None
 
 
 def sampling_fields(sampling: Sampling, options: Mapping[str, str], title: str) -> Body:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypedDict
 
@@ -77,7 +77,7 @@ class Transport:
         self._max_connections = max_connections
         self._retries = retries
         self._urls: dict[str, URL] = {}
-        self._ids = (f"{os.urandom(8).hex()}-{i}" for i in itertools.count())
+        self._ids: Iterator[str] = iter(())  # of the session's requests
         self._session: aiohttp.ClientSession | None = None
         self._telling: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -160,6 +160,7 @@ class Transport:
     async def _send(self, method: str, path: str, data: bytes | None) -> aiohttp.ClientResponse:
         """Send until the server takes the request."""
         url = self._urls.get(path) or self._urls.setdefault(path, URL(self.base_url + path))
+        self._open()  # which begins the ids
         headers = {REQUEST_ID_HEADER: next(self._ids)}
         busy, absent = backoff(self._retries), backoff(_CONNECT_RETRIES)
         fresh = False  # whether a lost connection would be a new one's
@@ -194,6 +195,8 @@ class Transport:
             raise UsageError(f"the backend of {self.base_url} is in use on another event loop")
         if self._session is None:
             self._loop = loop
+            prefix = os.urandom(8).hex()
+            self._ids = (f"{prefix}-{number}" for number in itertools.count())
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=self._max_connections),
                 cookie_jar=aiohttp.DummyCookieJar(),

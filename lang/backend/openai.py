@@ -9,10 +9,10 @@ from typing import Any, Literal, Unpack
 
 from yarl import URL
 
-from phloem.constrained.spec import Choice
 from phloem.lang.backend import openai_wire
 from phloem.lang.backend.base import BackendInfo, Call, ChatPrompt, Delta, Prompt, TextPrompt
 from phloem.lang.backend.dialects import DIALECTS, Dialect, DialectName, unsupported
+from phloem.lang.backend.generating import select_by_generation
 from phloem.lang.backend.http_transport import Body, Transport, TransportOptions
 from phloem.lang.backend.openai_scoring import echo_request, echo_scores, prompt_scores, scoring
 from phloem.lang.backend.selecting import Selected, select_by_scores
@@ -22,7 +22,6 @@ from phloem.lang.checking import satisfied
 from phloem.lang.choices import ChoiceScore, ChoicesMethod
 from phloem.lang.errors import BackendError, RequestRefused
 from phloem.lang.recording.spans import note_prompt
-from phloem.lang.sampling import Sampling
 
 Kind = Literal["chat", "completions"]
 """The one kind of programs that a server can run: with roles, or of plain text."""
@@ -38,7 +37,8 @@ class OpenAIBackend(ServerBackend):
     completions (no roles); None that it has both.
 
     `select` needs a server that tells the logprobs of a prompt. With `select_by_generation` the
-    model generates one of the choices instead, greedily and constrained to them: that gives no
+    model generates one of the choices instead, greedily and constrained to them (in chats of
+    dialect "openai", whose servers know no choices, to JSON with one of them): that gives no
     scores, and may prefer another choice than any method of `select` would.
 
     `max_tokens_field` overrides how the dialect spells `max_tokens` in chat ("openai" says
@@ -93,18 +93,11 @@ class OpenAIBackend(ServerBackend):
     ) -> Selected:
         if not self._select_by_generation:
             return await select_by_scores(self, prompt, choices, method)
-        if method is ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED:
-            raise unsupported(f"{method} needs scores, and select_by_generation has none", "method")
-        longest = max(len(choice.encode()) for choice in choices)
-        sampling = Sampling(max_tokens=longest + 1, temperature=0.0)
-        call = Call(prompt, sampling, Choice(choices=tuple(choices)))
-        deltas = [delta async for delta in self.generate(call)]
-        text = "".join(delta.text for delta in deltas)
-        if text not in choices:
-            raise BackendError(f"{self._dialect.title} generated {text!r}, which is no choice")
-        usage = next((delta.usage for delta in deltas if delta.usage), None)
-        chosen = list(choices).index(text)
-        return Selected(chosen) if usage is None else Selected(chosen, usage=usage)
+        dialect = self._dialect
+        as_json = not dialect.chooses(chat=isinstance(prompt, ChatPrompt))
+        return await select_by_generation(
+            self, dialect.title, prompt, choices, method, as_json=as_json
+        )
 
     async def score(self, prompt: Prompt, choices: Sequence[str]) -> list[ChoiceScore]:
         self._check_kind(prompt)

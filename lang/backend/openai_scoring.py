@@ -27,7 +27,8 @@ def scoring(dialect: Dialect, prompt: Prompt) -> Way:
     if dialect.scoring is None or (dialect.scoring == "echo" and not text):
         what = "a prompt" if dialect.scoring is None else "a chat"
         raise unsupported(
-            f"{dialect.title} does not tell the logprobs of {what}, which select judges by",
+            f"{dialect.title} does not tell the logprobs of {what}, which select judges by; "
+            "OpenAIBackend(…, select_by_generation=True) lets the model generate a choice instead",
             "choices",
         )
     if isinstance(prompt, TextPrompt) and not prompt.text:

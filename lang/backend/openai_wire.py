@@ -97,9 +97,16 @@ class _Content(msgspec.Struct):
         return self.reasoning_content or self.reasoning or ""
 
 
-class _Metrics(msgspec.Struct):
+class Metrics(msgspec.Struct):
+    """How long an answer took."""
+
     queue_time_ms: float = 0.0
     time_to_first_token_ms: float | None = None
+
+    def note(self) -> None:
+        """In the trace of the call that runs here."""
+        first = self.time_to_first_token_ms
+        note_times(self.queue_time_ms / 1e3, None if first is None else first / 1e3)
 
 
 class _Choice(msgspec.Struct):
@@ -112,12 +119,11 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
     matched_stop: str | int | None = None  # Phloem, SGLang
     stop_reason: str | int | None = None  # vLLM
-    metrics: _Metrics | None = None  # Phloem
+    metrics: Metrics | None = None  # Phloem
 
     def as_delta(self, most: int | None) -> Delta:
         if self.metrics is not None:
-            first = self.metrics.time_to_first_token_ms
-            note_times(self.metrics.queue_time_ms / 1e3, None if first is None else first / 1e3)
+            self.metrics.note()
         content = self.message or self.delta
         if content is not None and content.refusal:
             raise BackendError(f"the model refused: {content.refusal}", code="refusal")

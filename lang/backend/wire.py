@@ -6,7 +6,7 @@ No I/O.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, assert_never
+from typing import Any, TypeVar, assert_never
 
 import msgspec
 
@@ -15,6 +15,8 @@ from phloem.lang.backend.base import ChatPrompt, Delta, Prompt, TextPrompt
 from phloem.lang.backend.http_transport import Body, error_parts
 from phloem.lang.backend.openai_wire import (
     Counts,
+    Logprobs,
+    Metrics,
     chat_messages,
     decode,
     finish_of,
@@ -25,6 +27,8 @@ from phloem.lang.backend.selecting import Selected
 from phloem.lang.choices import ChoiceScore, ChoicesMethod
 from phloem.lang.errors import BackendError, BackendUnavailable, RequestRefused
 from phloem.lang.hints import Hint
+
+T = TypeVar("T")
 
 NORMALIZATION = {
     ChoicesMethod.TOKEN_LENGTH_NORMALIZED: "token",
@@ -137,13 +141,21 @@ def _judged(index: int, choices: Sequence[_Choice], usage: Counts | None) -> Sel
 # ------------------------------------------------------------------ a whole program
 
 
+_Matched = str | int | None
+
+
 class Told(msgspec.Struct):
-    """An event of `/programs/run`: a variable has its value, or an error."""
+    """An event of `/programs/run`: a variable has its value, or an error. Of several answers, what
+    there is one of each is a list."""
 
     type: str = ""
     path: str = ""
     value: str | list[str] = ""
-    finish_reason: str | list[str] | None = None
+    finish_reason: str | list[str | None] | None = None
+    matched_stop: _Matched | list[_Matched] = None
+    reasoning_content: str | list[str] = ""
+    logprobs: Logprobs | list[Logprobs | None] | None = None
+    metrics: Metrics | list[Metrics | None] | None = None
     scores: list[_Choice] = []
     usage: Counts | None = None
     error: Any = None
@@ -171,12 +183,34 @@ def program_event(data: bytes) -> Told | None:
 def told_deltas(told: Told) -> Iterator[Delta]:
     """The answers of a call."""
     texts = [told.value] if isinstance(told.value, str) else told.value
-    ends = told.finish_reason if isinstance(told.finish_reason, list) else [told.finish_reason]
-    if len(ends) != len(texts):
-        raise BackendError(f"{len(ends)} ends of {len(texts)} answers")
-    for index, (text, end) in enumerate(zip(texts, ends, strict=True)):
-        yield Delta(index=index, text=text, finish=finish_of(end))
+    count = len(texts)
+    ends = _each(told.finish_reason, count, "ends")
+    matched = _each(told.matched_stop, count, "matched stops")
+    thoughts = _each(told.reasoning_content, count, "thoughts")
+    logprobs = _each(told.logprobs, count, "logprobs")
+    for metrics in _each(told.metrics, count, "metrics"):
+        if metrics is not None:
+            metrics.note()
+    for i in range(count):
+        found = logprobs[i]
+        yield Delta(
+            index=i,
+            text=texts[i],
+            logprobs=() if found is None else found.entries(None),
+            finish=finish_of(ends[i]),
+            matched=matched[i],
+            reasoning=thoughts[i],
+        )
     yield Delta(usage=usage_of(told.usage))
+
+
+def _each(told: T | list[T], count: int, what: str) -> list[T]:
+    """What is told of each of `count` answers. Nothing may be told of any of them."""
+    if not isinstance(told, list):
+        told = [told] if told else [told] * count
+    if len(told) != count:
+        raise BackendError(f"{len(told)} {what} of {count} answers")
+    return told
 
 
 def told_choice(told: Told, choices: Sequence[str]) -> Selected:

@@ -8,9 +8,10 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from phloem.srt.http.protocol import Int32, ProgramId, RequestId, Seconds
-from phloem.srt.http.replies import Usage
+from phloem.srt.http.replies import ChatLogprobs, CompletionLogprobs, TokenLogprobEntry, Usage
 from phloem.srt.http.scoring import Normalization
 from phloem.srt.http.scoring_protocol import MAX_CHOICES, ChoiceScore
+from phloem.srt.http.stopwatch import AnswerMetrics
 from phloem.srt.http.warning import ReplyWarning
 
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
@@ -59,13 +60,45 @@ SHARED_FIELDS: Final = ("model", "priority", "cache_salt", "extra_key", "timeout
 """Fields of all calls."""
 
 
+class AnswerLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """As the route has them whose fields a `gen` has: `content` of a chat, else the lists."""
+
+    content: list[TokenLogprobEntry] | UnsetType = UNSET
+    tokens: list[str] | UnsetType = UNSET
+    token_logprobs: list[float | None] | UnsetType = UNSET
+    top_logprobs: list[dict[str, float] | None] | UnsetType = UNSET
+    text_offset: list[int] | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, logprobs: ChatLogprobs | CompletionLogprobs) -> AnswerLogprobs:
+        """Those of a reply."""
+        if isinstance(logprobs, ChatLogprobs):
+            return cls(content=logprobs.content)
+        return cls(
+            tokens=logprobs.tokens,
+            token_logprobs=logprobs.token_logprobs,
+            top_logprobs=UNSET if logprobs.top_logprobs is None else logprobs.top_logprobs,
+            text_offset=logprobs.text_offset,
+        )
+
+
+Matched = str | int | None
+
+
 class VariableEvent(msgspec.Struct, frozen=True, kw_only=True, tag="variable", tag_field="type"):
-    """A variable has its value. `path` is its step; `scores` are those of a `select`."""
+    """A variable has its value. `path` is its step; `scores` are those of a `select`.
+
+    What there is one of an answer, from `value` to `metrics`, is a list for `n` above 1.
+    """
 
     path: str
     name: str
     value: Value
     finish_reason: str | list[str] | UnsetType = UNSET
+    matched_stop: Matched | list[Matched] | UnsetType = UNSET
+    reasoning_content: str | list[str] | UnsetType = UNSET
+    logprobs: AnswerLogprobs | list[AnswerLogprobs] | UnsetType = UNSET
+    metrics: AnswerMetrics | list[AnswerMetrics] | UnsetType = UNSET
     scores: list[ChoiceScore] | UnsetType = UNSET
     usage: Usage
     warnings: list[ReplyWarning] | UnsetType = UNSET

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from phloem.constrained.spec import Constraint
-from phloem.srt.errors import InternalError
 from phloem.srt.http.caller import Caller
 from phloem.srt.http.context import Serving
 from phloem.srt.http.openai_calls import chat_call, completion_call
 from phloem.srt.http.openai_routes import chat_reader, completion_reader
+from phloem.srt.http.program_answers import answer_event, reasoning_name
 from phloem.srt.http.program_protocol import StoredMessage, Value, VariableEvent
 from phloem.srt.http.program_steps import (
     Fork,
@@ -28,13 +28,7 @@ from phloem.srt.http.program_steps import (
     calls_ahead,
     under,
 )
-from phloem.srt.http.replies import (
-    ChatCompletion,
-    Completion,
-    CompletionTokensDetails,
-    PromptTokensDetails,
-    Usage,
-)
+from phloem.srt.http.replies import CompletionTokensDetails, PromptTokensDetails, Usage
 from phloem.srt.http.responding import whole
 from phloem.srt.http.scoring_routes import score_choices, score_reader
 from phloem.srt.messages import CallPlan
@@ -187,25 +181,14 @@ class ProgramRun:
             completion, unknown = completion_reader.decode_noting(data)
             call, answer = await completion_call(completion, self.ctx, caller, unknown=unknown)
         reply = await whole(self.ctx, call, answer)
-        if isinstance(reply, ChatCompletion):
-            texts = [choice.message.content or "" for choice in reply.choices]
-        elif isinstance(reply, Completion):
-            texts = [choice.text for choice in reply.choices]
-        else:
-            raise InternalError("A call gave another reply than its own.")
         many = (body.get("n") or 1) != 1
-        finishes = [str(choice.finish_reason) for choice in reply.choices]
-        assert isinstance(reply.usage, Usage), "a whole reply has it"
-        event = VariableEvent(
-            path=node.path.removesuffix(".gen"),
-            name=node.name,
-            value=list(texts) if many else texts[0],
-            finish_reason=finishes if many else finishes[0],
-            usage=reply.usage,
-            warnings=reply.warnings,
-        )
+        path = node.path.removesuffix(".gen")
+        event = answer_event(reply, path, node.name, node.marks, many=many)
         line = await self._tell(event, line)
-        return line if many else line.saying(texts[0])
+        if node.marks is not None:
+            nothing = [""] * len(event.value) if many else ""
+            line = line.knowing(reasoning_name(node.name), event.reasoning_content or nothing)
+        return line if isinstance(event.value, list) else line.saying(event.value)
 
     async def _select(self, node: Select, line: Line, body: dict[str, Any], caller: Caller) -> Line:
         fields = node.fields

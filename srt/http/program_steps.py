@@ -15,9 +15,10 @@ import msgspec
 
 from phloem.constrained.spec import Constraint, constraint_key
 from phloem.srt.errors import PhloemError
-from phloem.srt.http.body import BodyReader, invalid_at
+from phloem.srt.http.body import BodyReader, invalid_at, validation_error
 from phloem.srt.http.constraint_fields import read_constraint
 from phloem.srt.http.openai_routes import chat_reader, completion_reader
+from phloem.srt.http.program_answers import MARKS, AnswerMarks, reasoning_name
 from phloem.srt.http.program_protocol import ProgramRequest, SelectFields, Step
 
 MAX_STEPS: Final = 2048
@@ -56,11 +57,13 @@ class Role:
 
 @dataclass(frozen=True)
 class Gen:
-    """`fields` are those of a chat or of a completion, but for the prompt."""
+    """`fields` are those of a chat or of a completion, but for the prompt. With `marks` there is a
+    variable of what is thought, too."""
 
     path: str
     name: str
     fields: dict[str, Any]
+    marks: AnswerMarks | None = None
 
 
 @dataclass(frozen=True)
@@ -220,13 +223,16 @@ class _Checker:
         for key in fields:
             if key in _OWN:
                 raise invalid_at("A step has no such field.", f"{at}.{key}")
+        marks = _marks(fields.pop(MARKS, None), f"{at}.{MARKS}")
+        if marks is not None:
+            _add(reasoning_name(name), at, known)
         with under(at):
             body = self.reader.decode(msgspec.json.encode(fields | self._prompt()))
             found = read_constraint(body)
         if found is not None:
             constraint = found.for_engine()
             self.constraints.setdefault(constraint_key(constraint), constraint)
-        return Gen(at, name, fields)
+        return Gen(at, name, fields, marks)
 
     def _prompt(self) -> dict[str, Any]:
         return {"messages": [{"role": "user", "content": ""}]} if self.chat else {"prompt": ""}
@@ -256,6 +262,13 @@ def under(path: str) -> Iterator[None]:
         inner = "" if error.param in (None, "prompt", "messages") else f".{error.param}"
         info = msgspec.structs.replace(error.to_info(), param=path + inner)
         raise PhloemError.from_info(info) from error
+
+
+def _marks(given: object, at: str) -> AnswerMarks | None:
+    try:
+        return msgspec.convert(given, AnswerMarks | None)
+    except msgspec.ValidationError as error:
+        raise validation_error(error, at) from None
 
 
 def _add(name: str, at: str, known: set[str]) -> None:

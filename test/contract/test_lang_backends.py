@@ -358,6 +358,61 @@ async def test_a_choice_may_be_generated_where_the_user_says_so(
             await select(backend, prompt, choices, method)
 
 
+@pytest.mark.parametrize("kind", ["openai-openai", "anthropic"])
+async def test_a_choice_may_be_generated_as_json_where_nothing_else_is_enforced(
+    kind: str, model: Any, open_backend: Any
+) -> None:
+    said = [
+        '{"choice": "no"}',
+        '{ "choice" : "y\\u00e9s" }',
+        '{"choice": "n',
+    ]
+    asked = []
+
+    async def answer(prompt: str, index: int, most: int, stop: list[str]) -> Any:
+        asked.append((prompt, most))
+        return said.pop(0), "stop" if said else "length", None
+
+    model.answer = answer
+    choices, method = ["yés", "no"], ChoicesMethod.TOKEN_LENGTH_NORMALIZED
+    async with open_backend(kind, model, select_by_generation=True) as backend:
+        for index in (1, 0):
+            selected = await select(backend, ChatPrompt(USER), choices, method)
+            assert (selected.index, selected.scores, selected.values) == (index, (), ())
+            assert selected.usage.prompt_tokens > 0
+        schema = json.loads(model.constraints[-1].schema)
+        assert schema["properties"]["choice"]["enum"] == choices
+        assert schema["required"] == ["choice"] and not schema["additionalProperties"]
+        prompt, most = asked[0]
+        assert prompt == "user(q)assistant(", "nothing is added to the prompt"
+        assert most >= len(json.dumps({"choice": "yés"}))
+        with pytest.raises(phloem.BackendError, match="which is no choice"):
+            await select(backend, ChatPrompt(USER), choices, method)
+        sent = len(asked)
+        for wrong, reason in (
+            (TextPrompt("Is it"), "put all text into roles"),
+            (ChatPrompt(USER, "It is"), "a message of its own"),
+        ):
+            with pytest.raises(phloem.RequestRefused, match=reason) as caught:
+                await select(backend, wrong, choices, method)
+            assert caught.value.code == "unsupported"
+        unconditional = ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED
+        with pytest.raises(phloem.RequestRefused, match="needs scores"):
+            await select(backend, ChatPrompt(USER), choices, unconditional)
+        assert len(asked) == sent
+
+
+@pytest.mark.parametrize("kind", ["openai-openai", "openai-llama-server", "anthropic"])
+async def test_where_nothing_is_scored_the_error_says_what_to_do(
+    kind: str, model: Any, open_backend: Any
+) -> None:
+    async with open_backend(kind, model) as backend:
+        with pytest.raises(phloem.RequestRefused, match=r"Backend\(…, select_by_generation=True\)"):
+            await select(
+                backend, ChatPrompt(USER), ["a", "b"], ChoicesMethod.GREEDY_TOKEN_SELECTION
+            )
+
+
 async def test_a_model_that_stays_busy_is_unavailable(subject: Subject, model: Any) -> None:
     if subject.kind == "mock":
         pytest.skip("a mock asks itself for ever")

@@ -107,3 +107,29 @@ def test_an_older_server_is_asked_in_the_older_way(server: Any) -> None:
         values.append(choose_in_chat.run(backend=backend).meta("colour").values)
         backend.close()
     assert values[0] == pytest.approx(values[1], abs=1e-3)
+
+
+@phloem.function
+def choose_in_a_message(s: phloem.State) -> None:
+    s += phloem.user("What colour is grass: red, green or blue? Answer in JSON.")
+    s += phloem.assistant(phloem.select("colour", ["red", "green", "blue"]))
+    s += phloem.user("Why?")
+    s += phloem.assistant(phloem.gen("why", max_tokens=4))
+
+
+def test_a_choice_is_generated_where_chat_is_all_there_is(server: Any) -> None:
+    backends: list[Any] = [
+        phloem.OpenAIBackend(server.url, kind="chat", select_by_generation=True),
+        phloem.AnthropicBackend("tiny", base_url=server.url, select_by_generation=True),
+    ]
+    found = set()
+    for backend in backends:
+        state = choose_in_a_message.run(backend=backend, temperature=0.0)
+        assert state.error() is None
+        assert state["colour"] in ("red", "green", "blue")
+        assert [m["content"] for m in state.messages()][1] == state["colour"]
+        assert state.meta("colour").scores == ()
+        assert state.meta("colour").usage.completion_tokens > 0
+        found.add(state["colour"])
+        backend.close()
+    assert len(found) == 1

@@ -125,7 +125,7 @@ def test_what_has_no_docstring_is_an_error() -> None:
 def test_table() -> None:
     table = entry(GenOptions)
     assert "\n| `choices_method` | `ChoicesMethod \\| str` | How `choices` are judged" in table
-    assert table.endswith("Besides these, those of `LogprobOptions`.")
+    assert table.endswith("Besides these, those of `AnswerOptions`.")
 
 
 def test_prose_keeps_lists_and_code() -> None:

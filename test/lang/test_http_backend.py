@@ -56,6 +56,22 @@ async def server_of(handler: Handler, **options: Any) -> AsyncIterator[HttpBacke
         await backend.aclose()
 
 
+async def test_each_request_has_an_id_that_no_other_has() -> None:
+    """Nor one of connections that were opened before, or by a process that was forked off."""
+    ids: list[str] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        ids.append(request.headers["X-Request-Id"])
+        return web.json_response(ANSWER)
+
+    async with server_of(handler) as backend:
+        for _ in range(2):
+            await asyncio.gather(*(ask(backend) for _ in range(3)))
+            await backend.aclose()
+    assert len(set(ids)) == 6
+    assert len({one.rpartition("-")[0] for one in ids}) == 2
+
+
 @pytest.mark.parametrize(
     ("status", "body", "error", "reason"),
     [

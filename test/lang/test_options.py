@@ -191,6 +191,6 @@ def test_typed_scalars_are_schemas(made: ir.Gen[str], schema: dict[str, object])
 
 def test_typed_scalars_check_their_options() -> None:
     with pytest.raises(TypeError):
-        phloem.gen_bool(7)  # type: ignore[arg-type]
+        phloem.gen_bool(7)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="unknown option"):
-        phloem.gen_int("x", minimun=3)  # type: ignore[call-arg]
+        phloem.gen_int("x", minimun=3)  # type: ignore[call-overload]

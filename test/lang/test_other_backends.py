@@ -300,6 +300,23 @@ async def test_a_generated_choice_is_one_of_them() -> None:
     assert script.bodies[0]["max_tokens"] == 4  # each token is a byte at least, and an end
 
 
+@pytest.mark.parametrize("text", ["no", '{"choice": "maybe"}', '{"choice": 1}', "[]", ""])
+async def test_a_choice_generated_as_json_is_one_of_them(text: str) -> None:
+    script = Scripted(said(text))
+    async with over(script, OpenAIBackend, model="m", select_by_generation=True) as backend:
+        method = ChoicesMethod.TOKEN_LENGTH_NORMALIZED
+        with pytest.raises(phloem.BackendError):
+            await backend.select(HELLO, ["yes", "no"], method)
+        script.reply = said('{"choice": "no"}')
+        assert (await backend.select(HELLO, ["yes", "no"], method)).index == 1
+    (body, _) = script.bodies
+    schema = body["response_format"]["json_schema"]
+    assert schema["strict"] is True
+    assert schema["schema"]["properties"] == {"choice": {"type": "string", "enum": ["yes", "no"]}}
+    assert body["messages"] == [{"role": "user", "content": "Hello"}]
+    assert (body["temperature"], "stop" in body) == (0.0, False)
+
+
 # ----------------------------------------------------------------------- Anthropic's API
 
 

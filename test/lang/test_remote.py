@@ -317,12 +317,9 @@ def scopes(s: State) -> None:
     s += s["v"]
 
 
-def logprobs(s: State) -> None:
-    s += sgl.gen("o", logprobs=1)
-
-
-def thinks(s: State) -> None:
-    s += sgl.separate_reasoning(sgl.gen("o"), model_type="qwen3")
+def no_thoughts(s: State) -> None:
+    s += sgl.separate_reasoning(sgl.gen("o", regex="a"), model_type="qwen3")
+    s += s["o_reasoning_content"]
 
 
 def one_choice(s: State) -> None:
@@ -371,8 +368,7 @@ NOT_STRAIGHT: dict[Callable[[State], None], tuple[str, str]] = {
     matches: ("case Pair", "a comparison looks at s['x']"),
     objects: ("s += s['o']", "an object and no text"),
     scopes: ("s += s['v']", "which no call makes"),
-    logprobs: ("logprobs=1", "logprobs are not told"),
-    thinks: ("separate_reasoning", "thoughts are not told apart"),
+    no_thoughts: ("s['o_reasoning_content']", "cannot be appended here"),
     one_choice: ("choices=['a']", "one choice only"),
     one_of_several: ("s['o'][1]", "s['o[1]'] cannot be appended here"),
     one_fork_only: ("forks['o'][1]", "s['o'] cannot be appended here"),

@@ -56,7 +56,7 @@ def test_order_of_gen() -> None:
     with pytest.raises(TypeError, match="up to 23 positional arguments, not 24"):
         sglang.gen("x", *nothing, None)
     with pytest.raises(TypeError, match="two values for 'max_tokens'"):
-        sglang.gen("x", 3, max_tokens=4)
+        sglang.gen("x", 3, max_tokens=4)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(

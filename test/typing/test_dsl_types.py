@@ -75,6 +75,30 @@ def test_forms_of_schemas() -> None:
     assert_type(phloem.gen_int("number", minimum=1), ir.Gen[str])
 
 
+@phloem.function
+def several(s: phloem.State, count: int) -> list[str]:
+    """Of several answers the value is a list; how many there are has to be written to be seen."""
+    days = assert_type(phloem.gen("days", schema=list[int], n=2), ir.Gen[list[list[int]]])
+    texts = assert_type(phloem.gen("texts", n=3, max_tokens=4, stop="."), ir.Gen[list[str]])
+    lines = assert_type(phloem.gen("lines", 4, n=2, regex="[a-z]+"), ir.Gen[list[str]])
+    ages = assert_type(phloem.gen_int("ages", n=2, minimum=1), ir.Gen[list[str]])
+    s += "A" + days + texts + lines + ages
+    assert_type(s[days], list[list[int]])
+    assert_type(s[texts][0], str)
+    assert_type(s.fork(2)[texts], list[list[str]])
+    assert_type(phloem.gen("x", n=1), ir.Gen[str])
+    assert_type(phloem.gen("x", n=None, schema=Day), ir.Gen[Day])
+    assert_type(phloem.gen("x", 16, 0, 1, "."), ir.Gen[str])
+    assert_type(phloem.gen("x", 16, None, 2), ir.Gen[Any])
+    assert_type(phloem.gen("x", n=count), ir.Gen[Any])
+    assert_type(phloem.gen("x", n=count, schema=Day), ir.Gen[Any])
+    assert_type(phloem.gen("x", n=100), ir.Gen[Any])
+    assert_type(phloem.gen_bool("x", 8), ir.Gen[str])
+    assert_type(phloem.gen_float("x", n=16), ir.Gen[list[str]])
+    assert_type(phloem.gen_string("x", 8, 2), ir.Gen[Any])
+    return s[texts]
+
+
 def test_programs_keep_their_signature() -> None:
     backend = phloem.MockBackend({"where": "bed", "trip": '{"city": "Rome"}'})
     state = assert_type(plan.run(city="Rome", days=2, backend=backend), phloem.State)
@@ -109,6 +133,18 @@ def test_values_have_the_type_that_was_asked_for() -> None:
     )
 
 
+def test_several_answers_are_a_list() -> None:
+    answers = {
+        "days": ["[1]", "[2]"],
+        "texts": ["a", "b", "c"],
+        "lines": ["x"] * 2,
+        "ages": ["3"] * 2,
+    }
+    state = several.run(count=2, backend=phloem.MockBackend(answers))
+    assert state.returned == ["a", "b", "c"]
+    assert (state["days"], state["ages"]) == ([[1], [2]], ["3", "3"])
+
+
 @phloem.function
 def outer(s: phloem.State) -> None:
     assert_type(plan(s, "Rome", days=2), list[str])
@@ -124,7 +160,8 @@ def mistakes_are_seen(s: phloem.State) -> None:
     plan(s, city=3)  # type: ignore[call-overload]
     phloem.gen("x", temprature=0)  # type: ignore[call-overload]
     phloem.gen("x", max_tokens="3")  # type: ignore[call-overload]
-    phloem.gen_int("x", max_tokens="3")  # type: ignore[arg-type]
+    phloem.gen_int("x", max_tokens="3")  # type: ignore[call-overload]
+    phloem.gen("x", choices=["a", "b"], n=2)  # type: ignore[call-overload]
     phloem.select("x", "ab", choices_method=3)  # type: ignore[arg-type]
     s += 3  # type: ignore[arg-type]
     s.fork("2")  # type: ignore[arg-type]
