@@ -90,6 +90,29 @@ class TokenLogprob(Wire, frozen=True):
     chosen: list[float] = []
 
 
+class Draft(Wire, frozen=True):
+    """What may follow a constrained row's last token, guessed: a step draws along it.
+
+    The row draws a token after the first 0, `draws[1]`, `draws[2]`, … of `tokens`, and goes on from
+    one draw to the next while it draws the token that stands there; those in between are forced.
+    `draws[-1]` tokens are computed. If there are more, then the last draw decides on them all, and
+    nothing but an end token may follow.
+    """
+
+    tokens: list[int]
+    draws: list[int]
+
+    @property
+    def computed(self) -> int:
+        """Tokens that have to be computed for the draws."""
+        return self.draws[-1]
+
+    @property
+    def ends(self) -> bool:
+        """Nothing is drawn behind the whole draft."""
+        return self.draws[-1] < len(self.tokens)
+
+
 # --------------------------------------------------------------------------- frontend → scheduler
 
 
@@ -321,7 +344,9 @@ class RowPlan(Wire, frozen=True):
     Empty `tokens` with one slot means "your last sampled token". `epoch` names one admission of
     one request: a row whose epoch changed is new and comes with `start`. `sample` says that the
     sequence is complete with this step, so a token is to be drawn; `masked` that the draw waits
-    for this row's vocabulary mask.
+    for this row's vocabulary mask. With a `draft` there are slots for its `computed` tokens, too,
+    behind the others; the masks of its draws, but for the first, are in the rows of the mask buffer
+    from `draft_row` on.
     """
 
     row: int
@@ -331,6 +356,13 @@ class RowPlan(Wire, frozen=True):
     sample: bool
     masked: bool = False
     start: RowStart | None = None
+    draft: Draft | None = None
+    draft_row: int = 0
+
+    @property
+    def drafted(self) -> int:
+        """Tokens to compute that are only guessed."""
+        return 0 if self.draft is None else self.draft.computed
 
 
 class StepPlan(Wire, frozen=True, tag="step"):
@@ -358,8 +390,9 @@ class WorkerReady(Wire, frozen=True, tag="worker_ready"):
 
 class RowResult(Wire, frozen=True):
     """What a row gave. `token` is -1 when nothing was sampled or `error` is set; the error is its
-    constraint's own if it has a `fault`, the code of that. `embedding` comes with the last token of
-    a prompt that is embedded."""
+    constraint's own if it has a `fault`, the code of that. `accepted` tokens of the row's draft
+    come before `token`; behind a draft that ends and was accepted whole there is none. `embedding`
+    comes with the last token of a prompt that is embedded."""
 
     epoch: int
     token: int = -1
@@ -369,6 +402,7 @@ class RowResult(Wire, frozen=True):
     fault: str = ""
     closing: bool = False
     embedding: bytes | None = None
+    accepted: int = 0
 
 
 class StepResult(Wire, frozen=True, tag="result"):

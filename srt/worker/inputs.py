@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from phloem.srt.attention.batch import AttentionBatch
 from phloem.srt.messages import RowPlan, RowStart, StepPlan
+from phloem.srt.wire import pack
 from phloem.srt.worker.pooling import Pool
 
 INT32 = np.dtype("<i4")
@@ -124,7 +125,7 @@ class RowTable:
                 raise PlanError(f"row {row.row} is in the plan twice")
             seen.add(row.row)
             state = self._state_of(row)
-            tokens.append(_tokens(row, state))
+            tokens.append(_tokens(row, state) + _drafted(row))
             spans.append(self._span(row, state, offset, tokens[-1]))
             offset = spans[-1].stop
         # of a bytearray, so that the array can be written to
@@ -209,8 +210,13 @@ class RowTable:
         return positions
 
 
+def _drafted(row: RowPlan) -> bytes:
+    """The tokens of its draft that the row computes, packed."""
+    return pack(row.draft.tokens[: row.drafted]) if row.draft is not None else b""
+
+
 def _tokens(row: RowPlan, state: RowState) -> bytes:
-    """The tokens that the row computes, packed."""
+    """The tokens that the row computes, packed, without its draft's."""
     if row.tokens:
         return row.tokens
     if state.last_token is None:

@@ -38,6 +38,7 @@ from phloem.srt.models.loading import load
 from phloem.srt.tier.fingerprint import FileState, compute_facts, look_at
 from phloem.srt.tier.options import TierOptions
 from phloem.srt.timing import timed
+from phloem.srt.worker.drafts import DrawMasks, follow
 from phloem.srt.worker.masks import MaskInbox
 from phloem.srt.worker.options import WorkerProcessOptions
 from phloem.srt.worker.runner import ModelRunner, StepHidden
@@ -67,12 +68,13 @@ class Runner(Protocol):
     def logits(
         self, step: StepHidden, masks: Mapping[int, NDArray[np.int32]]
     ) -> NDArray[np.float32]:
-        """[len(step.rows), vocab]. `masks`, by index into the plan's rows, say what need not be
+        """[len(step.rows), vocab]. `masks`, by index into `step.rows`, say what need not be
         computed; it may be -inf."""
         ...
 
-    def commit(self, row: int, token: int) -> None:
-        """`token` was drawn for the request in `row`: it is the row's last sampled token."""
+    def commit(self, row: int, token: int, rejected: int = 0) -> None:
+        """`token` was drawn for the request in `row`: it is the row's last sampled token. The last
+        `rejected` tokens computed for it are not of its sequence."""
         ...
 
 
@@ -141,13 +143,12 @@ class Worker:
         with timed(seconds, "sample"):
             self._follow(plan, draws)
         with timed(seconds, "mask_wait"):
-            masks, closing = self._wait_for_masks(plan, hidden.rows, draws)
+            masks = self._wait_for_masks(plan, hidden.rows, draws)
         with timed(seconds, "forward"):
-            logits = self._runner.logits(hidden, self._narrowing(plan, masks, draws))
+            narrowing = self._narrowing(plan, hidden.rows, masks, draws)
+            logits = self._runner.logits(hidden, narrowing)
         with timed(seconds, "sample"):
             self._draw(plan, hidden.rows, logits, masks, draws)
-        for i in closing:
-            draws[i] = draws[i]._replace(closing=True)
 
     def _follow(self, plan: StepPlan, draws: dict[int, Draw]) -> None:
         """Bring the sampler's rows to the end of this step's tokens. A row that cannot be brought
@@ -169,27 +170,40 @@ class Worker:
 
     def _wait_for_masks(
         self, plan: StepPlan, rows: Sequence[int], draws: dict[int, Draw]
-    ) -> tuple[dict[int, NDArray[np.int32]], list[int]]:
-        """Masks by index into the plan's rows; a row that gets none gets its error in `draws`. And
-        the indices of those that were narrowed for want of budget."""
-        wanted = {plan.rows[i].row: i for i in rows if plan.rows[i].masked}
-        if not wanted:
-            return {}, []
-        found = self._inbox.wait(plan.step_id, wanted.keys(), self._mask_timeout_s)
+    ) -> DrawMasks:
+        """The masks of the draws of `rows`. A row that gets none for its first draw gets its error
+        in `draws`, by its index in the plan."""
+        places = {
+            mask_row: place
+            for i, first in _first_places(rows).items()
+            if plan.rows[i].masked
+            for place, mask_row in enumerate(_mask_rows(plan.rows[i]), start=first)
+        }
+        if not places:
+            return DrawMasks({}, frozenset())
+        found = self._inbox.wait(plan.step_id, places.keys(), self._mask_timeout_s)
+        firsts = {plan.rows[i].row: i for i in rows}
         for row, why in found.failed.items():
-            draws.setdefault(wanted[row], Draw(error=why.reason, fault=why.fault))
-        masks = {wanted[row]: self._masks.row(plan.step_id, row) for row in found.ready}
-        return masks, [wanted[row] for row in found.closing]
+            if row in firsts:
+                draws.setdefault(firsts[row], Draw(error=why.reason, fault=why.fault))
+        return DrawMasks(
+            {places[row]: self._masks.row(plan.step_id, row) for row in found.ready},
+            frozenset(places[row] for row in found.closing),
+        )
 
     def _narrowing(
-        self, plan: StepPlan, masks: Mapping[int, NDArray[np.int32]], draws: Mapping[int, Draw]
+        self,
+        plan: StepPlan,
+        rows: Sequence[int],
+        masks: DrawMasks,
+        draws: Mapping[int, Draw],
     ) -> dict[int, NDArray[np.int32]]:
-        """The masks of rows for which what is forbidden need not be computed; not of rows that
+        """The masks of draws for which what is forbidden need not be computed; not of rows that
         have an error already, whose state may be anything."""
         return {
-            i: mask
-            for i, mask in masks.items()
-            if i not in draws and not self._state(plan.rows[i]).needs_all_logits
+            place: mask
+            for place, mask in masks.ready.items()
+            if rows[place] not in draws and not self._state(plan.rows[rows[place]]).needs_all_logits
         }
 
     def _draw(
@@ -197,19 +211,38 @@ class Worker:
         plan: StepPlan,
         rows: Sequence[int],
         logits: NDArray[np.float32],
-        masks: Mapping[int, NDArray[np.int32]],
+        masks: DrawMasks,
         draws: dict[int, Draw],
     ) -> None:
         """Draw from `logits` [len(rows), vocab] for each of `rows` that has no error yet."""
-        places = [place for place, i in enumerate(rows) if i not in draws]
-        chosen = [rows[place] for place in places]
+        firsts = {i: place for i, place in _first_places(rows).items() if i not in draws}
+        places = list(firsts.values())
         values = logits if len(places) == len(rows) else logits[places]
-        states = [self._state(plan.rows[i]) for i in chosen]
-        drawn = sample(values, states, [masks.get(i) for i in chosen])
-        for i, draw in zip(chosen, drawn, strict=True):
+        states = [self._state(plan.rows[i]) for i in firsts]
+        drawn = sample(values, states, [masks.ready.get(place) for place in places])
+        for (i, place), state, first in zip(firsts.items(), states, drawn, strict=True):
+            row = plan.rows[i]
+            draw = first._replace(closing=place in masks.closing)
+            if row.draft is not None:
+                draw = follow(row.draft, state, draw, logits, masks, place)
             draws[i] = draw
             if draw.error is None:
-                self._runner.commit(plan.rows[i].row, draw.token)
+                rejected = max(0, row.drafted - draw.accepted)
+                self._runner.commit(row.row, draw.token, rejected)
+
+
+def _first_places(rows: Sequence[int]) -> dict[int, int]:
+    """Row, by index in the plan → place of its first draw."""
+    firsts: dict[int, int] = {}
+    for place, i in enumerate(rows):
+        firsts.setdefault(i, place)
+    return firsts
+
+
+def _mask_rows(row: RowPlan) -> list[int]:
+    """The rows of the mask buffer that have the masks of its draws."""
+    further = 0 if row.draft is None else len(row.draft.draws) - 1
+    return [row.row, *range(row.draft_row, row.draft_row + further)]
 
 
 def _row_result(row: RowPlan, draw: Draw, hidden: StepHidden, index: int) -> RowResult:
@@ -226,6 +259,7 @@ def _row_result(row: RowPlan, draw: Draw, hidden: StepHidden, index: int) -> Row
         fault=draw.fault,
         closing=draw.closing,
         embedding=None if embedding is None else embedding.astype("<f4").tobytes(),
+        accepted=draw.accepted,
     )
 
 

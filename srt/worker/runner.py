@@ -25,8 +25,9 @@ LOGITS_CHUNK = 64
 class StepHidden:
     """What a step's first phase leaves.
 
-    `rows` are the indices in the plan of the rows with `sample`, ascending; `hidden`
-    [len(rows), hidden] is that of their last tokens. `prompt_logprobs` has, by index in the plan,
+    `rows` are the indices in the plan of the rows with `sample`, ascending, each as often as the
+    row may draw: once, or for each draw of its draft; `hidden` [len(rows), hidden] is that of the
+    token before each draw. `prompt_logprobs` has, by index in the plan,
     an entry for every prompt token among this step's tokens that was asked for; `embeddings`
     [hidden] those of the prompts that were to be embedded and are complete.
     """
@@ -70,11 +71,17 @@ class ModelRunner:
         _check_prefixes(plan)
         inputs = self._table.take(plan)
         hidden = self._model.forward(inputs.token_ids, inputs.positions, inputs.batch)
-        rows = [index for index, row in enumerate(plan.rows) if row.sample]
-        last = np.array([inputs.spans[index].stop - 1 for index in rows], np.intp)
+        rows: list[int] = []
+        before: list[int] = []
+        for index, row in enumerate(plan.rows):
+            if row.sample:
+                draws = [0] if row.draft is None else row.draft.draws
+                last = inputs.spans[index].stop - 1 - row.drafted
+                rows += [index] * len(draws)
+                before += [last + drafted for drafted in draws]
         return StepHidden(
             rows=rows,
-            hidden=hidden[last],
+            hidden=hidden[np.array(before, np.intp)],
             prompt_logprobs=self._prompt_logprobs(inputs, hidden),
             embeddings=dict(_embeddings(inputs, hidden)),
         )
@@ -84,16 +91,22 @@ class ModelRunner:
     ) -> NDArray[np.float32]:
         """[len(step.rows), vocab], contiguous, the caller's to change until the next call.
 
-        `masks` has packed vocabulary masks [ceil(vocab / 32)] by index into the plan's rows: what
-        a row's mask forbids may be -inf, a row without one has all its logits.
+        `masks` has packed vocabulary masks [ceil(vocab / 32)] by index into `step.rows`: what a
+        draw's mask forbids may be -inf, one without a mask has all its logits.
         """
-        if not step.rows:
+        count = len(step.rows)
+        if not count:
             return np.empty((0, self._vocab_size), np.float32)
-        return self._model.logits(step.hidden, [masks.get(i) for i in step.rows] if masks else None)
+        return self._model.logits(
+            step.hidden, [masks.get(i) for i in range(count)] if masks else None
+        )
 
-    def commit(self, row: int, token: int) -> None:
-        """`token` was sampled for `row`: what an empty `tokens` in a later plan refers to."""
-        self._table.state(row).last_token = token
+    def commit(self, row: int, token: int, rejected: int = 0) -> None:
+        """`token` was sampled for `row`: what an empty `tokens` in a later plan refers to. The last
+        `rejected` tokens that were computed for it are not of its sequence."""
+        state = self._table.state(row)
+        state.last_token = token
+        state.length -= rejected
 
     def _prompt_logprobs(
         self, inputs: StepInputs, hidden: NDArray[np.float32]

@@ -39,6 +39,7 @@ class Draw(NamedTuple):
     error: str | None = None
     fault: str = ""
     closing: bool = False
+    accepted: int = 0
 
 
 class TokenCounts:
@@ -121,7 +122,13 @@ class SamplerRow:
                     raise RowError("the plan wants the last sampled token, and there is none")
                 tokens = [self.last]
             self._counts.add(tokens)
-        self.length += len(plan.slots) // SLOT_BYTES
+        self.length += len(plan.slots) // SLOT_BYTES - plan.drafted
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """These tokens of the row's draft, which the step computes, are of its sequence."""
+        if self._counts is not None:
+            self._counts.add(tokens)
+        self.length += len(tokens)
 
     @property
     def needs_all_logits(self) -> bool:

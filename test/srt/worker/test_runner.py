@@ -19,7 +19,14 @@ from phloem.srt.checkpoint.config import ModelConfig, RopeConfig
 from phloem.srt.checkpoint.quant_types import F32
 from phloem.srt.checkpoint.shapes import expected_tensors
 from phloem.srt.checkpoint.tensors import Tensor
-from phloem.srt.messages import RowPlan, RowStart, SamplingParams, StepPlan, TokenLogprob
+from phloem.srt.messages import (
+    Draft,
+    RowPlan,
+    RowStart,
+    SamplingParams,
+    StepPlan,
+    TokenLogprob,
+)
 from phloem.srt.models.base import Model
 from phloem.srt.models.cpu_model import CpuModel
 from phloem.srt.models.torch_model import TorchModel
@@ -143,6 +150,40 @@ def runner(model: Model) -> ModelRunner:
 @pytest.fixture
 def driver(runner: ModelRunner) -> Driver:
     return Driver(runner)
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 1 << 32))
+def test_drafts_change_no_bit_whatever_is_rejected(runner: ModelRunner, seed: int) -> None:
+    """A row that is computed along drafts, right ones and wrong ones, has the logits of each token
+    that it would have without."""
+    rng = random.Random(seed)
+    driver = Driver(runner)
+    prompt, other = prompt_of(30, seed), prompt_of(50, seed + 1)
+    tokens, expected = driver.generate(prompt, 16)
+    driver.step(
+        driver.row(0, prompt, prefix=[], prompt_len=30),
+        driver.row(1, other, prefix=[], prompt_len=50),
+    )
+    runner.commit(0, tokens[0])
+    runner.commit(1, 5)
+    produced = 1
+    while produced < 10:
+        right = rng.randint(0, 4)
+        guess = tokens[produced : produced + right] + prompt_of(rng.randint(0, 3), seed + 2)
+        draws = sorted({0, len(guess), *(d for d in range(len(guess)) if rng.random() < 0.6)})
+        row = replace(driver.row(0, [tokens[produced - 1], *guess]), tokens=b"")
+        row = replace(row, draft=Draft(guess, draws))
+        step = driver.step(driver.row(1, [7]), row)
+        assert step.rows == [0] + [1] * len(draws)
+        good = [d for d in draws if guess[:d] == tokens[produced : produced + d]]
+        for place, drafted in enumerate(good, start=1):
+            assert np.array_equal(step.logits[place], expected[produced + drafted])
+        accepted = good[-1]
+        rejected = len(guess) - accepted
+        del driver.slots[0][len(driver.slots[0]) - rejected :]
+        produced += accepted + 1
+        runner.commit(0, tokens[produced - 1], rejected)
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:

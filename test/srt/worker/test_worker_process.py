@@ -17,6 +17,7 @@ from phloem.constrained.bitmask import MaskBuffer, pack_mask, unpack_mask
 from phloem.srt import timing
 from phloem.srt.ipc import Channel, make_run_dir
 from phloem.srt.messages import (
+    Draft,
     FromWorker,
     LogprobsMode,
     RowPlan,
@@ -37,17 +38,20 @@ from phloem.srt.worker.runner import StepHidden
 
 VOCAB = 100
 ROWS = 4
+FURTHER = 4
+"""Rows of the mask buffer for further draws."""
 GREEDY = SamplingParams(temperature=0)
 
 
 @dataclass
 class ScriptedRunner:
     """The hidden state of row r is r; its logits peak at token 10 r + 5, then fall with the id.
-    `narrowed` has the rows of the plan, step by step, for which masks came with the logits: what
-    these forbid is -inf."""
+    `narrowed` has the draws, step by step, for which masks came with the logits: what these forbid
+    is -inf."""
 
     narrowed: list[set[int]] = field(default_factory=list)
     committed: list[tuple[int, int]] = field(default_factory=list)
+    rejected: list[int] = field(default_factory=list)
     before_forward: Callable[[StepPlan], None] = lambda plan: None
     before_logits: Callable[[StepHidden], None] = lambda step: None
     prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
@@ -56,7 +60,11 @@ class ScriptedRunner:
 
     def forward(self, plan: StepPlan) -> StepHidden:
         self.before_forward(plan)
-        rows = [i for i, row in enumerate(plan.rows) if row.sample]
+        rows = [
+            i
+            for i, row in enumerate(plan.rows)
+            for _ in ([] if not row.sample else [0] if row.draft is None else row.draft.draws)
+        ]
         hidden = np.array([[plan.rows[i].row] for i in rows], np.float32)
         return StepHidden(rows, hidden, self.prompt_logprobs, self.embeddings)
 
@@ -66,7 +74,7 @@ class ScriptedRunner:
         self.before_logits(step)
         self.narrowed.append(set(masks))
         logits = np.tile(np.linspace(1, 0, VOCAB, dtype=np.float32), (len(step.rows), 1))
-        for values, i, row in zip(logits, step.rows, step.hidden[:, 0].astype(int), strict=True):
+        for i, (values, row) in enumerate(zip(logits, step.hidden[:, 0].astype(int), strict=True)):
             values[10 * row + 5] = 9
             if row in self.nan_rows:
                 values[0] = np.nan
@@ -74,8 +82,9 @@ class ScriptedRunner:
                 values[~unpack_mask(masks[i], VOCAB)] = -np.inf
         return logits
 
-    def commit(self, row: int, token: int) -> None:
+    def commit(self, row: int, token: int, rejected: int = 0) -> None:
         self.committed.append((row, token))
+        self.rejected.append(rejected)
 
 
 class Harness:
@@ -101,8 +110,8 @@ class Harness:
         # As in `main`: the side that binds can send only once it has heard from the other.
         self._worker_end.send(WorkerReady(100, 100, VOCAB, [99], {}))
         assert isinstance(self.scheduler.recv(20_000), WorkerReady)
-        buffer = MaskBuffer.create(self.run_dir / "masks", ROWS, VOCAB)
-        self.masks = MaskBuffer.open(self.run_dir / "masks", ROWS, VOCAB)
+        buffer = MaskBuffer.create(self.run_dir / "masks", ROWS + FURTHER, VOCAB)
+        self.masks = MaskBuffer.open(self.run_dir / "masks", ROWS + FURTHER, VOCAB)
         worker = Worker(
             self.runner, VOCAB, buffer, MaskInbox(self._pull), mask_timeout_s=mask_timeout_s
         )
@@ -153,6 +162,12 @@ def first(
 
 def following(row: int, *, epoch: int = 1, masked: bool = False) -> RowPlan:
     return RowPlan(row, epoch, b"", pack([7]), True, masked)
+
+
+def drafted(row: int, draft: Draft, *, draft_row: int = ROWS) -> RowPlan:
+    """A decode step of a masked row, with a draft."""
+    slots = pack(range(7, 8 + draft.computed))
+    return RowPlan(row, 1, b"", slots, True, True, draft=draft, draft_row=draft_row)
 
 
 def test_rows_come_back_in_the_plans_order(harness: Harness) -> None:
@@ -376,9 +391,10 @@ def test_an_epoch_that_is_over_is_an_error(harness: Harness) -> None:
 
 
 def test_a_row_beyond_the_mask_buffer_does_not_kill(harness: Harness) -> None:
-    harness.grammar.send(StepMasks(1, [ROWS]))
-    result = harness.step(1, first(ROWS, masked=True))
-    assert result.rows[0].error == f"sampling failed: IndexError: mask row {ROWS} of {ROWS}"
+    beyond = ROWS + FURTHER
+    harness.grammar.send(StepMasks(1, [beyond]))
+    result = harness.step(1, first(beyond, masked=True))
+    assert result.rows[0].error == f"sampling failed: IndexError: mask row {beyond} of {beyond}"
     assert harness.step(2, first(0)).rows[0].token == 5
 
 
@@ -387,3 +403,89 @@ def test_it_sleeps_when_idle(harness: Harness) -> None:
     before = time.process_time()
     time.sleep(0.3)
     assert time.process_time() - before < 0.1
+
+
+@pytest.mark.parametrize(
+    ("legal", "accepted", "token"),
+    [
+        ([15, 15, 15], 4, 15),  # all that was guessed, and one more
+        ([15, 15, 60], 4, 60),
+        ([15, 60, 15], 3, 60),  # the second guess was wrong
+        ([60, 15, 15], 0, 60),
+        ([15, 15, None], 3, 15),  # the third draw has no mask: it is left to the next step
+        ([15, None, 15], 0, 15),
+    ],
+)
+def test_a_draft_is_followed_while_it_is_what_is_drawn(
+    harness: Harness, legal: list[int | None], accepted: int, token: int
+) -> None:
+    """Tokens 15 (drawn), 2, 3 (forced), 15 (drawn): draws behind 0, 3 and 4 of them."""
+    harness.step(1, first(0), first(1))
+    rows = [1, ROWS, ROWS + 1]
+    for row, only in zip(rows, legal, strict=True):
+        harness.fill(2, row, *([] if only is None else [only]))
+    failed = {row: "no" for row, only in zip(rows, legal, strict=True) if only is None}
+    ready = [row for row in rows if row not in failed]
+    harness.grammar.send(StepMasks(2, ready, failed))
+    plan = drafted(1, Draft([15, 2, 3, 15], [0, 3, 4]))
+    result = harness.step(2, following(0), plan, first(2))
+    assert [(r.accepted, r.token, r.error) for r in result.rows] == [
+        (0, 5, None),
+        (accepted, token, None),
+        (0, 25, None),
+    ]
+    assert harness.runner.committed[2:] == [(0, 5), (1, token), (2, 25)]
+    assert harness.runner.rejected[2:] == [0, 4 - accepted, 0]
+
+
+@pytest.mark.parametrize(("legal", "accepted", "token"), [(15, 5, -1), (60, 2, 60)])
+def test_behind_a_draft_that_ends_nothing_is_drawn(
+    harness: Harness, legal: int, accepted: int, token: int
+) -> None:
+    harness.step(1, first(1))
+    harness.fill(2, 1, 15)
+    harness.fill(2, ROWS + 2, legal)
+    harness.grammar.send(StepMasks(2, [1, ROWS + 2]))
+    draft = Draft([15, 8, 15, 8, 8], [0, 2])  # the last three are not computed
+    row = harness.step(2, drafted(1, draft, draft_row=ROWS + 2)).rows[0]
+    assert (row.accepted, row.token, row.error) == (accepted, token, None)
+    assert harness.runner.rejected[1:] == [0]
+
+
+def test_a_draft_tells_of_the_closings_that_its_draws_met(harness: Harness) -> None:
+    harness.step(1, first(1))
+    for step, second in ((2, 15), (3, 60)):
+        for row, only in ((1, 15), (ROWS, second), (ROWS + 1, 15)):
+            harness.fill(step, row, only)
+        harness.grammar.send(StepMasks(step, [1, ROWS, ROWS + 1], closing=[ROWS + 1]))
+        row = harness.step(step, drafted(1, Draft([15, 15], [0, 1, 2]))).rows[0]
+        assert row.closing == (second == 15)
+
+
+def test_a_drafts_row_without_its_first_mask_ends(harness: Harness) -> None:
+    harness.step(1, first(1))
+    harness.grammar.send(StepMasks(2, [], {1: "the matcher failed", ROWS: "the matcher failed"}))
+    row = harness.step(2, drafted(1, Draft([15], [0, 1]))).rows[0]
+    assert (row.accepted, row.token, row.error) == (0, -1, "the matcher failed")
+
+
+def test_draws_of_a_draft_have_the_noise_and_penalties_of_their_own_places(
+    harness: Harness,
+) -> None:
+    """The same tokens, one by one and along a draft that is sometimes right."""
+    params = SamplingParams(temperature=3.0, frequency_penalty=0.7, min_tokens=9)
+    harness.step(1, first(1, params=params), first(2, params=params))
+    alone = [harness.step(step, following(1)).rows[0].token for step in range(2, 10)]
+    along: list[int] = []
+    step = 10
+    while len(along) < len(alone):
+        right = alone[len(along) : len(along) + 2]
+        guess = [*right[:1], 3, 4] if len(along) % 2 else [*right, 4]
+        for row in (2, ROWS, ROWS + 1, ROWS + 2):
+            harness.fill(step, row, *range(VOCAB))
+        harness.grammar.send(StepMasks(step, [2, ROWS, ROWS + 1, ROWS + 2]))
+        row = harness.step(step, drafted(2, Draft(guess, [0, 1, 2, 3]))).rows[0]
+        assert row.accepted >= 1
+        along += [*guess[: row.accepted], row.token]
+        step += 1
+    assert along[: len(alone)] == alone
