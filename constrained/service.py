@@ -12,7 +12,8 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from itertools import pairwise
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from phloem.constrained.base import Matcher, MatcherExhausted, MatcherRejected
 from phloem.constrained.closing import Closing
 from phloem.constrained.deferred import DeferredClosing
+from phloem.constrained.drafts import Drafter
 from phloem.constrained.grammar import Grammar
 from phloem.constrained.jump import NO_JUMP, Jump, Jumper
 
@@ -32,6 +34,8 @@ token of its output. A lazily compiled grammar pays for each state on its first 
 one takes longer and longer, and holds up every other row."""
 CALL_SECONDS = 0.5
 """What it may take at one time, besides reading tokens: every other row waits for it."""
+DRAFT_SECONDS = 0.005
+"""What a draft may take, or its masks: beyond that, its request gets no more of them."""
 
 
 TOO_SLOW, NO_TOKEN = "constraint_too_slow", "no_token_for_constraint"
@@ -57,11 +61,44 @@ class History(Protocol):
     def left(self) -> int: ...
 
 
+class Guess(Protocol):
+    """A draft (see `phloem.srt.messages.Draft`)."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+
+    @property
+    def draws(self) -> Sequence[int]: ...
+
+
 class Row(History, Protocol):
     """One request's part in a step."""
 
     @property
     def mask_row(self) -> int: ...
+
+    @property
+    def draft(self) -> Guess | None: ...
+
+    @property
+    def draft_row(self) -> int: ...
+
+
+class JumpRow(History, Protocol):
+    """What is asked of one request's next tokens."""
+
+    @property
+    def draft(self) -> int | None: ...
+
+    @property
+    def namespace(self) -> str: ...
+
+
+class Drafted(NamedTuple):
+    """Tokens that may follow, and after how many of them one is drawn."""
+
+    tokens: list[int]
+    draws: list[int]
 
 
 class Guard(Protocol):
@@ -107,6 +144,7 @@ class _Progress:
     key: str
     tokens: list[int] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
+    drafts: bool = True
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Move on by tokens.
@@ -154,6 +192,7 @@ class GrammarService:
         self._clock = clock
         self._began = 0.0
         self._matchers: dict[int, _Progress] = {}
+        self._drafter = Drafter()
 
     def step(self, rows: Iterable[Row], mask_of: Callable[[int], NDArray[np.int32]]) -> StepOutcome:
         """Bring each row's matcher to its history and fill its mask; `mask_of(mask_row)` gives
@@ -162,7 +201,7 @@ class GrammarService:
         for row in rows:
             try:
                 with self._at_work(row):
-                    reason = self._mask(row, mask_of(row.mask_row), outcome)
+                    reason = self._mask(row, mask_of, outcome)
             except (_TooDear, MatcherExhausted) as error:
                 reason = f"the constraint costs too much: {error}"
                 outcome.faults[row.mask_row] = TOO_SLOW
@@ -173,26 +212,59 @@ class GrammarService:
             if reason is not None:
                 self._matchers.pop(row.uid, None)
                 outcome.failed[row.mask_row] = reason
+                _fail_draws(row, 1, reason, outcome)
         return outcome
 
-    def _mask(self, row: Row, mask: NDArray[np.int32], outcome: StepOutcome) -> str | None:
-        """Fill one mask; why the request cannot go on, if it cannot."""
+    def _mask(
+        self, row: Row, mask_of: Callable[[int], NDArray[np.int32]], outcome: StepOutcome
+    ) -> str | None:
+        """Fill one mask, and those along the draft; why the request cannot go on, if it cannot."""
         progress = self._advance(row)
         if progress is None:
             outcome.replay.append(row.uid)
             return None
+        mask = mask_of(row.mask_row)
         progress.matcher.fill(mask)
         if mask.any():
             outcome.filled.append(row.mask_row)
             if progress.closing is not None and progress.closing.narrow(mask, row.left):
                 outcome.closing.append(row.mask_row)
+            if row.draft is not None:
+                self._mask_draws(progress, row, row.draft, mask_of, outcome)
             return None
         if progress.matcher.is_terminated:
             return "the constrained text has already ended"
         outcome.faults[row.mask_row] = NO_TOKEN
         return "no token of the vocabulary can continue the constrained text"
 
-    def jump(self, row: History, *, exact: bool) -> Jump:
+    def _mask_draws(
+        self,
+        progress: _Progress,
+        row: Row,
+        draft: Guess,
+        mask_of: Callable[[int], NDArray[np.int32]],
+        outcome: StepOutcome,
+    ) -> None:
+        """Fill the masks of a draft's draws behind the first, which its matcher is at, and come
+        back. If one cannot be filled, the next step tells why."""
+        filled, closing = 1, progress.closing
+        try:
+            with self._ahead(progress):
+                for place, (start, end) in enumerate(pairwise(draft.draws), start=row.draft_row):
+                    progress.accept(draft.tokens[start:end])
+                    mask = mask_of(place)
+                    progress.matcher.fill(mask)
+                    if not mask.any():
+                        break
+                    if closing is not None and closing.narrow(mask, row.left - end):
+                        outcome.closing.append(place)
+                    outcome.filled.append(place)
+                    filled += 1
+        except Exception as error:  # the row has its mask, and the others go on
+            self._drop(row, "masks of its draft", error)
+        _fail_draws(row, filled, "no mask was made along the draft", outcome)
+
+    def jump(self, row: JumpRow, *, exact: bool) -> Jump:
         """Bring a matcher to its history and past the tokens that are forced from there. A matcher
         that cannot be brought there does not jump: the next step tells why."""
         try:
@@ -200,23 +272,83 @@ class GrammarService:
                 progress = self._advance(row)
                 if progress is None:
                     return NO_JUMP
-                if exact:
-                    jump = self._jumper.exact(progress.matcher)
-                else:
-                    jump = self._jumper.canonical(progress.matcher, progress.tokens)
-                closing = progress.closing
-                if closing is not None and not closing.fits(jump.tokens, row.left):
-                    # The tokenizer's split is longer than the shortest way to the end.
-                    progress.matcher.rollback(len(jump.tokens))
-                    return NO_JUMP
-                progress.follow(jump.tokens)
-                return jump
+                if row.draft is not None:
+                    for at in range(row.at, len(progress.tokens)):
+                        self._drafter.learn((row.namespace, row.key), progress.tokens, at)
+                return self._jump(progress, row.left, exact)
         except _TooDear:
             return NO_JUMP  # the next mask says so
         except Exception as error:  # whatever one matcher does, the others go on
-            log.warning("request %d: no jump: %s: %s", row.uid, type(error).__name__, error)
-            self._matchers.pop(row.uid, None)
+            self._drop(row, "jump", error)
             return NO_JUMP
+
+    def _drop(self, row: History, what: str, error: Exception) -> None:
+        """A matcher failed in what can be done without; a new one takes its place."""
+        log.warning("request %d: no %s: %s: %s", row.uid, what, type(error).__name__, error)
+        self._matchers.pop(row.uid, None)
+
+    def _jump(self, progress: _Progress, left: int, exact: bool) -> Jump:
+        """Past what is forced, if the text can then be completed within `left` tokens."""
+        if exact:
+            jump = self._jumper.exact(progress.matcher)
+        else:
+            jump = self._jumper.canonical(progress.matcher, progress.tokens)
+        closing = progress.closing
+        if closing is not None and not closing.fits(jump.tokens, left):
+            # The tokenizer's split is longer than the shortest way to the end.
+            progress.matcher.rollback(len(jump.tokens))
+            return NO_JUMP
+        progress.follow(jump.tokens)
+        return jump
+
+    def draft(self, row: JumpRow, forced: int, *, exact: bool) -> Drafted | None:
+        """What may follow the `forced` tokens that `jump` has just given for this row; None when
+        that cannot be guessed. The matcher stays where it is."""
+        progress = self._matchers.get(row.uid)
+        if progress is None or not progress.drafts or not row.draft:
+            return None
+        self._guard.begin(row.uid)
+        try:
+            with self._ahead(progress):
+                return self._guesses(progress, row, row.draft, row.left - forced, exact)
+        except Exception as error:  # whatever one matcher does, the others go on
+            self._drop(row, "draft", error)
+            return None
+        finally:
+            self._guard.end()
+
+    def _guesses(
+        self, progress: _Progress, row: JumpRow, most: int, left: int, exact: bool
+    ) -> Drafted | None:
+        """Move on by guesses, and by what each forces; at most `most` tokens."""
+        tokens: list[int] = []
+        draws = [0]
+        while (guess := self._drafter.guess((row.namespace, row.key), progress.tokens)) is not None:
+            try:
+                progress.accept([guess])
+            except MatcherRejected:
+                break
+            jump = self._jump(progress, left - len(tokens) - 1, exact)
+            if len(tokens) + 1 + len(jump.tokens) > most:
+                break
+            tokens += [guess, *jump.tokens]
+            if jump.ends:
+                break
+            draws.append(len(tokens))
+        return Drafted(tokens, draws) if tokens else None
+
+    @contextmanager
+    def _ahead(self, progress: _Progress) -> Iterator[None]:
+        """Work on what may never come: the matcher goes back afterwards, and what it takes is not
+        its request's to answer for. One that is slow does not do it again."""
+        length, began = len(progress.tokens), self._clock()
+        try:
+            yield
+        finally:
+            progress.rollback(len(progress.tokens) - length)
+            spent = self._clock() - began
+            self._began += spent
+            progress.drafts = progress.drafts and spent <= DRAFT_SECONDS
 
     @contextmanager
     def _at_work(self, row: History) -> Iterator[None]:
@@ -290,3 +422,10 @@ class GrammarService:
     def matchers(self) -> int:
         """Requests that have a matcher."""
         return len(self._matchers)
+
+
+def _fail_draws(row: Row, first: int, reason: str, outcome: StepOutcome) -> None:
+    """The masks of the row's draws from `first` on are not there."""
+    if row.draft is not None:
+        for place in range(first, len(row.draft.draws)):
+            outcome.failed[row.draft_row + place - 1] = reason

@@ -436,7 +436,7 @@ class GrammarRow(Wire, frozen=True):
     `tokens` are the sampled tokens from index `at` of the request's output on. A matcher that is
     further than `at` rolls back; one that is not that far (it was rebuilt after a kill) is asked
     for again with `at` 0 by `GrammarReplay`. `left` tokens may follow these. `mask_row` is the row
-    of the mask buffer to fill.
+    of the mask buffer to fill, and for the further draws of a `draft` those from `draft_row` on.
     """
 
     uid: int
@@ -445,6 +445,8 @@ class GrammarRow(Wire, frozen=True):
     tokens: list[int]
     left: int
     mask_row: int
+    draft: Draft | None = None
+    draft_row: int = 0
 
 
 class GrammarStep(Wire, frozen=True, tag="masks"):
@@ -457,7 +459,8 @@ class GrammarStep(Wire, frozen=True, tag="masks"):
 
 class GrammarJumpRow(Wire, frozen=True):
     """Bring request `uid`'s matcher to its history, as in `GrammarRow`, and past the tokens that
-    are forced from there."""
+    are forced from there. A draft of at most `draft` tokens is wanted of what comes then; with 0
+    the history is still learnt from, for drafts of others in the same `namespace`."""
 
     uid: int
     key: str
@@ -465,6 +468,8 @@ class GrammarJumpRow(Wire, frozen=True):
     tokens: list[int]
     left: int
     jump: JumpForward
+    draft: int | None = None
+    namespace: str = ""
 
 
 class GrammarJump(Wire, frozen=True, tag="jump"):
@@ -517,11 +522,13 @@ class GrammarReplay(Wire, frozen=True, tag="replay"):
 
 class Forced(Wire, frozen=True):
     """Tokens that request `uid`'s matcher has accepted beyond its history, perhaps none. `ends`:
-    nothing but an end token is legal behind them."""
+    nothing but an end token is legal behind them. `draft` is what may follow them, if that can be
+    guessed."""
 
     uid: int
     tokens: list[int]
     ends: bool = False
+    draft: Draft | None = None
 
 
 class GrammarJumped(Wire, frozen=True, tag="jumped"):

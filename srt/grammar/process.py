@@ -44,6 +44,7 @@ from phloem.srt.grammar.sandbox import WALL_FACTOR, Sandbox, limit_resource
 from phloem.srt.grammar.watchdog import Watchdog
 from phloem.srt.ipc import Channel
 from phloem.srt.messages import (
+    Draft,
     Forced,
     FromGrammar,
     GrammarClose,
@@ -180,8 +181,13 @@ class GrammarProcess:
             )
 
     def _jump(self, row: GrammarJumpRow) -> Forced:
-        jump = self._service.jump(row, exact=row.jump is JumpForward.EXACT)
-        return Forced(row.uid, jump.tokens, jump.ends)
+        exact = row.jump is JumpForward.EXACT
+        jump = self._service.jump(row, exact=exact)
+        if jump.ends:
+            return Forced(row.uid, jump.tokens, ends=True)
+        guess = self._service.draft(row, len(jump.tokens), exact=exact)
+        draft = None if guess is None else Draft(guess.tokens, guess.draws)
+        return Forced(row.uid, jump.tokens, draft=draft)
 
     def _finished(self, done: Compiled) -> None:
         """From a compile thread: queue the outcome and wake the loop."""

@@ -19,7 +19,7 @@ from phloem.constrained.closing import ClosingGrammar, ClosingVocabulary
 from phloem.constrained.grammar import Grammar
 from phloem.constrained.jump import NO_JUMP, Jump, Jumper
 from phloem.constrained.lowering import lower
-from phloem.constrained.service import GrammarService
+from phloem.constrained.service import Drafted, GrammarService
 from phloem.constrained.spec import Regex
 from phloem.constrained.vocab import Vocabulary
 
@@ -37,6 +37,19 @@ class Row:
     tokens: list[int]
     mask_row: int
     left: int = 1000
+    draft: Drafted | None = None
+    draft_row: int = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class JumpRow:
+    uid: int
+    key: str
+    at: int
+    tokens: list[int]
+    left: int = 1000
+    draft: int | None = 8
+    namespace: str = ""
 
 
 @pytest.fixture(scope="module")
@@ -77,20 +90,20 @@ def test_a_request_from_start_to_end(grammar: Grammar, buffer: NDArray[np.int32]
 
 def test_a_jump_moves_the_matcher_on(grammar: Grammar, buffer: NDArray[np.int32]) -> None:
     service = GrammarService({"k": grammar}.get, JUMPER)
-    assert service.jump(Row(1, "k", 0, [], 0), exact=True) == NO_JUMP
-    assert service.jump(Row(1, "k", 0, [0], 0), exact=True) == Jump([1], ends=False)
+    assert service.jump(JumpRow(1, "k", 0, []), exact=True) == NO_JUMP
+    assert service.jump(JumpRow(1, "k", 0, [0]), exact=True) == Jump([1], ends=False)
     service.step([Row(1, "k", 2, [], 0)], buffer.__getitem__)
     assert allowed(buffer, 0) == [0, 2, 4]
-    assert service.jump(Row(1, "k", 2, [4], 0), exact=True) == Jump([], ends=True)
+    assert service.jump(JumpRow(1, "k", 2, [4]), exact=True) == Jump([], ends=True)
 
 
 def test_a_jump_of_a_matcher_that_is_not_there_or_fails(
     grammar: Grammar, buffer: NDArray[np.int32]
 ) -> None:
     service = GrammarService({"k": grammar}.get, JUMPER)
-    assert service.jump(Row(1, "k", 5, [0], 0), exact=True) == NO_JUMP
-    assert service.jump(Row(2, "none such", 0, [], 0), exact=True) == NO_JUMP
-    assert service.jump(Row(3, "k", 0, [1], 0), exact=True) == NO_JUMP
+    assert service.jump(JumpRow(1, "k", 5, [0]), exact=True) == NO_JUMP
+    assert service.jump(JumpRow(2, "none such", 0, []), exact=True) == NO_JUMP
+    assert service.jump(JumpRow(3, "k", 0, [1]), exact=True) == NO_JUMP
     outcome = service.step([Row(3, "k", 0, [1], 0)], buffer.__getitem__)
     assert "contradicts" in outcome.failed[0]
 
@@ -176,7 +189,7 @@ def test_each_matcher_at_work_is_announced(grammar: Grammar, buffer: NDArray[np.
 
     service = GrammarService({"k": grammar}.get, JUMPER, guard=Notes())
     service.step([Row(7, "k", 0, [], 0), Row(8, "k", 0, [1], 1)], buffer.__getitem__)
-    service.jump(Row(7, "k", 0, [0], 0), exact=True)
+    service.jump(JumpRow(7, "k", 0, [0]), exact=True)
     # Anew when its grammar is there: that was not the matcher's work.
     assert [uid for uid, _ in itertools.groupby(said)] == [7, None, 8, None, 7, None]
 
@@ -193,7 +206,7 @@ def test_masks_and_jumps_keep_within_the_budget(engine: Backend, buffer: NDArray
     assert (allowed(buffer, 0), outcome.closing) == ([2, 4], [0])
     outcome = service.step([Row(1, "k", 0, [2], 0, left=1)], buffer.__getitem__)
     assert (allowed(buffer, 0), outcome.closing) == ([4], [0])
-    assert service.jump(Row(2, "k", 0, [0], 0, left=2), exact=True) == Jump([1], ends=False)
+    assert service.jump(JumpRow(2, "k", 0, [0], left=2), exact=True) == Jump([1], ends=False)
 
 
 class Histories(RuleBasedStateMachine):

@@ -21,6 +21,7 @@ from phloem.srt.grammar.options import GrammarOptions
 from phloem.srt.grammar.process import EXIT_OVERDUE, GrammarProcess
 from phloem.srt.ipc import Channel, make_run_dir
 from phloem.srt.messages import (
+    Draft,
     Forced,
     FromGrammar,
     GrammarClose,
@@ -139,6 +140,20 @@ def test_what_is_forced_comes_back(peer: Peer) -> None:
     assert peer.told() == GrammarJumped([Forced(1, [1]), Forced(2, [])])
     peer.scheduler.send(GrammarStep(1, [GrammarRow(1, KEY, 2, [], 1000, 0)]))
     assert peer.worker.recv(WAIT_MS) == StepMasks(1, [0])
+
+
+def test_drafts_come_back_and_have_their_masks(peer: Peer) -> None:
+    compile_pattern(peer)
+    for uid, at in ((1, 0), (1, 1), (2, 0)):
+        row = GrammarJumpRow(uid, KEY, at, [2], 1000, JumpForward.EXACT, draft=4)
+        peer.scheduler.send(GrammarJump([row]))
+        told = peer.told()
+    draft = Draft([2], [0, 1])
+    assert told == GrammarJumped([Forced(2, [], draft=draft)])
+    row = GrammarRow(2, KEY, 1, [], 1000, 0, draft=draft, draft_row=3)
+    peer.scheduler.send(GrammarStep(1, [row]))
+    assert peer.worker.recv(WAIT_MS) == StepMasks(1, [0, 3])
+    assert allowed_tokens(peer.masks.row(1, 3), 4) == [0, 2, 3]
 
 
 def test_what_is_unknown_is_replayed(peer: Peer) -> None:
