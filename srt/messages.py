@@ -237,6 +237,7 @@ class Tokens(Wire, frozen=True, tag="tokens"):
 
     `forced_tokens` of its output so far were forced by its constraint, the others were sampled;
     `closed_by_budget` when the choice of one was narrowed so that its text is complete in time.
+    `accepted_guesses` of the sampled ones were guessed in drafts, `rejected_guesses` were others.
     `cached_tokens` of the prompt were taken from the radix tree. `matched` is the token id that
     stopped it, if one did. `prompt_logprobs` comes once, with the first `Tokens`. A request of
     max_tokens 0 ends with no token at all. `embedding` (float32, little-endian) comes with the end
@@ -255,6 +256,8 @@ class Tokens(Wire, frozen=True, tag="tokens"):
     forced_tokens: int = 0
     closed_by_budget: bool = False
     embedding: bytes | None = None
+    accepted_guesses: int = 0
+    rejected_guesses: int = 0
 
 
 class Failed(Wire, frozen=True, tag="failed"):
@@ -294,6 +297,8 @@ class StatsSnapshot(Wire, frozen=True, tag="stats"):
     computed_prefill_tokens_total: int = 0
     generated_tokens_total: int = 0
     forced_tokens_total: int = 0
+    accepted_guesses_total: int = 0
+    rejected_guesses_total: int = 0
     evicted_tokens_total: int = 0
     preemptions_total: int = 0
     requests_total: int = 0

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from phloem.srt.messages import (
+    Draft,
     Pooling,
     RowPlan,
     RowResult,
@@ -126,6 +127,7 @@ class FakeWorker:
     def _run_row(self, plan: RowPlan, written: set[int]) -> RowResult:
         row = self._row_of(plan)
         tokens, slots = unpack(plan.tokens), unpack(plan.slots)
+        drafted, slots = slots[len(slots) - plan.drafted :], slots[: len(slots) - plan.drafted]
         if not tokens:
             if row.last_token is None or len(slots) != 1:
                 raise ProtocolViolation(f"row {plan.row} has no last sampled token")
@@ -135,25 +137,55 @@ class FakeWorker:
         state = self._read_prefix(row)
         prompt_logprobs = []
         for token, slot in zip(tokens, slots, strict=True):
-            if not 0 < slot < self.kv_slots or slot in written:
-                raise ProtocolViolation(f"slot {slot} written twice or out of the pool")
             position = len(row.slots)
             since = row.prompt_logprobs_from
             if since is not None and max(since, 1) <= position < row.prompt_len:
                 prompt_logprobs.append(TokenLogprob(token, -float(position)))
-            written.add(slot)
-            before, state = state, chain(state, token)
+            self._write(row, token, slot, state, written)
+            state = chain(state, token)
             row.pooled = row.pooled * 31 + state & _MASK
-            self.kv[slot] = (position, before, state)
-            row.slots.append(slot)
-            self.computed += 1
         if not plan.sample:
             embedding = self._embedding(row, state)
             return RowResult(
                 plan.epoch, prompt_logprobs=prompt_logprobs or None, embedding=embedding
             )
-        row.last_token = self._draw(state)
-        return RowResult(plan.epoch, row.last_token, prompt_logprobs=prompt_logprobs or None)
+        accepted, token = 0, self._draw(state)
+        if plan.draft is not None:
+            accepted, token = self._follow(row, plan.draft, drafted, state, written)
+        row.last_token = token
+        return RowResult(
+            plan.epoch, token, prompt_logprobs=prompt_logprobs or None, accepted=accepted
+        )
+
+    def _follow(
+        self, row: _Row, draft: Draft, slots: list[int], state: int, written: set[int]
+    ) -> tuple[int, int]:
+        """Draw along a draft, as `phloem.srt.worker.drafts` does: how much of it was accepted, and
+        the token behind that, or -1."""
+        states = [state]
+        for token, slot in zip(draft.tokens, slots, strict=False):
+            self._write(row, token, slot, states[-1], written)
+            states.append(chain(states[-1], token))
+        length = len(row.slots) - len(slots)
+        accepted = 0
+        for at, end in zip(draft.draws, [*draft.draws[1:], len(draft.tokens)], strict=True):
+            token = self._draw(states[at])
+            if at == end or token != draft.tokens[at]:
+                break
+            accepted = end
+        else:
+            token = -1
+        del row.slots[length + accepted :]
+        return accepted, token
+
+    def _write(self, row: _Row, token: int, slot: int, state: int, written: set[int]) -> None:
+        """Compute `token` behind a prefix of hash `state` into `slot`."""
+        if not 0 < slot < self.kv_slots or slot in written:
+            raise ProtocolViolation(f"slot {slot} written twice or out of the pool")
+        written.add(slot)
+        self.kv[slot] = (len(row.slots), state, chain(state, token))
+        row.slots.append(slot)
+        self.computed += 1
 
     @staticmethod
     def _embedding(row: _Row, state: int) -> bytes | None:

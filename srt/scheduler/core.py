@@ -61,6 +61,7 @@ from phloem.srt.messages import (
 )
 from phloem.srt.scheduler.answers import Answers
 from phloem.srt.scheduler.cost import StepCost, StepSize
+from phloem.srt.scheduler.drafts import DraftLimits, append_drafted, within
 from phloem.srt.scheduler.grammars import Grammars
 from phloem.srt.scheduler.intake import ModelBounds, request_of
 from phloem.srt.scheduler.ledger import Ledger
@@ -102,6 +103,7 @@ class SchedulerLimits:
     page_size: int = 1
     pin_share: float = 0.0
     itl_target_s: float | None = None
+    drafts: DraftLimits = field(default_factory=DraftLimits)
     tenants: dict[str, TenantLimits] = field(default_factory=dict)
 
 
@@ -173,6 +175,7 @@ class Scheduler:
             rows=limits.max_running,
             cost=self.cost,
             itl_target=limits.itl_target_s,
+            draft_rows=limits.drafts.batch,
         )
         self._next_uid = 0
         self._next_step = 0
@@ -320,6 +323,7 @@ class Scheduler:
         ending = self._force(request, row.tokens)
         if ending is None and row.ends:
             ending = append_stop(request, min(self.model.eos_ids))
+        request.draft = within(row.draft, request)
         self._emit(request, ending)
 
     def _force(self, request: Request, tokens: list[int]) -> Ending | None:
@@ -374,8 +378,8 @@ class Scheduler:
         self._next_step += 1
         size = StepSize(
             rows=len(work),
-            tokens=sum(w.count for w in work),
-            pairs=sum(StepSize.chunk(w.start, w.count) for w in work),
+            tokens=sum(w.size for w in work),
+            pairs=sum(StepSize.chunk(w.start, w.size) for w in work),
         )
         self.in_flight = flight = _InFlight(plan, work, size, self.clock())
         self.grammars.order_masks(plan.step_id, flight.masked)
@@ -444,11 +448,13 @@ class Scheduler:
         request = work.request
         if row.epoch != request.epoch or request.status is not Status.RUNNING:
             return False
-        self.shares.charge(request.tenant, work.count)
-        self.programs.charge(request, work.count)
         prefill = max(0, min(work.end, request.prompt_len) - work.start)
         self.counters.computed_prefill_tokens_total += prefill
         request.computed_len = work.end
+        ends = self._follow(request, row)
+        computed = request.computed_len - work.start  # of its sequence
+        self.shares.charge(request.tenant, computed)
+        self.programs.charge(request, computed)
         if row.prompt_logprobs and not request.announced:
             request.prompt_logprobs += row.prompt_logprobs
         if request.aborted:
@@ -460,10 +466,22 @@ class Scheduler:
             self._fail(request, row_error(row.error, row.fault))
         elif row.token >= 0:
             return self._token(request, row)
+        elif ends:
+            self._emit(request, append_stop(request, min(self.model.eos_ids)))
         elif request.computed_len == len(request.tokens) and request.max_output == 0:
             request.embedding = row.embedding
             self._emit(request, Ending(FinishReason.LENGTH))
         return False
+
+    def _follow(self, request: Request, row: RowResult) -> bool:
+        """Book what a row drew along its draft; whether nothing but the end may follow."""
+        if (draft := request.draft) is None:
+            return False
+        accepted = 0 if request.aborted or request.expired or row.error else row.accepted
+        self.ledger.settle(request, accepted)
+        append_drafted(request, draft, accepted, self.counters)
+        request.closed_by_budget |= row.closing
+        return accepted == len(draft.tokens) and draft.ends
 
     def _token(self, request: Request, row: RowResult) -> bool:
         """Add the token that was drawn; whether it is to be seen what is forced behind it."""
@@ -477,7 +495,8 @@ class Scheduler:
 
     def _jump(self, requests: list[Request]) -> None:
         """These have drawn a token each: it goes out with those that are forced behind it."""
-        asked = {request.uid for request in self.grammars.order_jumps(requests)}
+        draft = self.limits.drafts.wanted(len(self.ledger.running))
+        asked = {request.uid for request in self.grammars.order_jumps(requests, draft)}
         for request in requests:
             if request.uid not in asked:
                 self._emit(request)

@@ -110,16 +110,17 @@ class Grammars:
         """Whether the next step waits to hear what is forced."""
         return bool(self._held)
 
-    def order_jumps(self, requests: Iterable[Request]) -> list[Request]:
+    def order_jumps(self, requests: Iterable[Request], draft: int | None = None) -> list[Request]:
         """Ask what is forced after the tokens of these requests, at once or when a new process has
-        their grammars. The ones that were asked of: others do not jump."""
+        their grammars, and for drafts of so many tokens (see `GrammarJumpRow`). The ones that were
+        asked of: others do not jump."""
         rows: list[GrammarJumpRow] = []
         asked: list[Request] = []
         for request in requests:
             if request.grammar_key is None or request.jump is JumpForward.OFF:
                 continue
             if request.grammar_key not in self._missing:
-                rows.append(self._jump_row(request))
+                rows.append(self._jump_row(request, draft=draft))
             asked.append(request)
             self._jumping[request.uid] = request
             if request.status is Status.RUNNING:
@@ -185,11 +186,20 @@ class Grammars:
         """Requests under the grammar of `key` of which it is not known what is forced."""
         return [r for r in self._jumping.values() if r.grammar_key == key]
 
-    def _jump_row(self, request: Request, *, from_start: bool = False) -> GrammarJumpRow:
+    def _jump_row(
+        self, request: Request, *, from_start: bool = False, draft: int | None = None
+    ) -> GrammarJumpRow:
         assert request.grammar_key is not None
         at, tokens = self._news(request, from_start=from_start)
         return GrammarJumpRow(
-            request.uid, request.grammar_key, at, tokens, _left(request), request.jump
+            request.uid,
+            request.grammar_key,
+            at,
+            tokens,
+            _left(request),
+            request.jump,
+            draft,
+            request.namespace,
         )
 
     def order_masks(
@@ -204,7 +214,18 @@ class Grammars:
             if key is None or key in self._missing:
                 continue
             at, tokens = self._news(request, from_start=from_start)
-            rows.append(GrammarRow(request.uid, key, at, tokens, _left(request), request.row))
+            rows.append(
+                GrammarRow(
+                    request.uid,
+                    key,
+                    at,
+                    tokens,
+                    _left(request),
+                    request.row,
+                    request.draft,
+                    request.draft_row,
+                )
+            )
         if rows:
             self.outbox.append(GrammarStep(step_id, rows))
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phloem.srt.messages import RowPlan, StepPlan
+from phloem.srt.messages import RowPlan, StepPlan, StepResult
 from phloem.srt.scheduler.plan import Work
 from phloem.srt.tier.chain import block_keys
 from phloem.srt.tier_messages import (
@@ -37,8 +37,11 @@ class KvViolation(AssertionError):
 
 @dataclass
 class _Row:
+    """`drafted` are slots of a draft in the step under way."""
+
     epoch: int
     slots: NDArray[np.int32]
+    drafted: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
 
 
 def _slots(packed: bytes) -> NDArray[np.int32]:
@@ -87,11 +90,13 @@ class KvCheck:
         if row is None or row.epoch != plan.epoch or len(row.slots) != work.start:
             raise KvViolation(f"row {plan.row} is not at token {work.start} of epoch {plan.epoch}")
         slots, tokens = _slots(plan.slots), work.request.tokens[work.start : work.end]
+        self._in_pool(slots)
+        slots, row.drafted = np.split(slots, [len(slots) - plan.drafted])
+        self._held[row.drafted] = _NOTHING  # what is guessed is nobody's
         if len(slots) != work.count or (
             (plan.tokens or work.count != 1) and (plan.tokens != tokens.tobytes())
         ):
             raise KvViolation(f"row {plan.row} has other tokens than its request")
-        self._in_pool(slots)
         self._held[slots] = _entries(work.request.tokens, work.start, work.end)
         row.slots = np.concatenate([row.slots, slots])
         return row
@@ -99,6 +104,17 @@ class KvCheck:
     def _in_pool(self, slots: NDArray[np.int32]) -> None:
         if len(slots) and not self._page_size <= slots.min() <= slots.max() < len(self._held):
             raise KvViolation("a slot is outside the pool")
+
+    def drew(self, plan: StepPlan, works: Sequence[Work], result: StepResult) -> None:
+        """The step has come back: of each draft, what was accepted is the row's."""
+        for row_plan, work, row_result in zip(plan.rows, works, result.rows, strict=False):
+            row = self._rows[row_plan.row]
+            kept = row.drafted[: row_result.accepted]
+            tokens = work.request.tokens
+            if len(kept) and work.end + len(kept) <= len(tokens):  # not of one that was aborted
+                self._held[kept] = _entries(tokens, work.end, work.end + len(kept))
+                row.slots = np.concatenate([row.slots, kept])
+            row.drafted = row.drafted[:0]
 
     def failed(self) -> None:
         """The step computed nothing."""

@@ -219,7 +219,12 @@ class Labels:
     def result(self, result: StepResult, tokens: list[int]) -> StepResult:
         """A step's result with `tokens`, one a row, in place of what was sampled."""
         rows = [
-            RowResult(row.epoch, token, error=None if row.error is None else _HIDDEN)
+            RowResult(
+                row.epoch,
+                token,
+                error=None if row.error is None else _HIDDEN,
+                accepted=row.accepted,
+            )
             for row, token in zip(result.rows, tokens, strict=True)
         ]
         return replace(result, rows=rows, error=None if result.error is None else _HIDDEN)

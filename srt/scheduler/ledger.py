@@ -56,6 +56,7 @@ class Ledger:
         self.tier = LowerTier(self.tree, self.pool, self._allocate)
         self.running: dict[int, Request] = {}
         """By uid, in order of admission."""
+        self._max_rows = max_rows
         self._free_rows = list(range(max_rows - 1, -1, -1))
         self._epoch = 0
 
@@ -99,13 +100,17 @@ class Ledger:
     def private(self) -> int:
         """Slots outside the tree: held by running requests, or waiting for a lower tier."""
         return self.tier.loading_slots + sum(
-            len(r.tail_slots) + len(r.spare_slots) for r in self.running.values()
+            len(r.tail_slots) + len(r.draft_slots) + len(r.spare_slots)
+            for r in self.running.values()
         )
 
     def held_by(self, tenant: str) -> int:
         """Slots that a tenant's running requests hold, shared ones counted for each."""
         return sum(
-            len(r.tail_slots) + len(r.spare_slots) + (r.lease.length if r.lease else 0)
+            len(r.tail_slots)
+            + len(r.draft_slots)
+            + len(r.spare_slots)
+            + (r.lease.length if r.lease else 0)
             for r in self.running.values()
             if r.tenant == tenant
         )
@@ -134,13 +139,16 @@ class Ledger:
                 self._admit(work.request)
         rows: list[RowPlan] = []
         done: list[Work] = []
+        draft_row = self._max_rows
         for work in decision.work:
-            committed = self._take_slots(work)
+            committed = self._take_slots(work, draft_row)
             if committed is None:
                 self.preempt(work.request)
                 requeue(work.request)
                 continue
             row, actual = committed
+            if row.draft is not None:
+                draft_row += len(row.draft.draws) - 1
             rows.append(row)
             done.append(actual)
         return StepPlan(step_id, rows), done
@@ -164,8 +172,9 @@ class Ledger:
             program=request.program,
         )
 
-    def _take_slots(self, work: Work) -> tuple[RowPlan, Work] | None:
-        """Slots for one row's tokens; None when the pool has none even after eviction."""
+    def _take_slots(self, work: Work, draft_row: int) -> tuple[RowPlan, Work] | None:
+        """Slots for one row's tokens; None when the pool has none even after eviction. Masks along
+        its draft will be in rows of the mask buffer from `draft_row` on."""
         request = work.request
         lease = request.lease
         assert lease is not None
@@ -177,7 +186,9 @@ class Ledger:
             request.computed_len = lease.length
         start = request.computed_len
         count = min(work.count, len(request.tokens) - start)
-        missing = new_slots(count, len(request.spare_slots), self.page_size)
+        draft = work.draft
+        drafted = 0 if draft is None else draft.computed
+        missing = new_slots(count + drafted, len(request.spare_slots), self.page_size)
         try:
             fresh = self._allocate(missing, request.rid)
         except OutOfSlots:
@@ -185,7 +196,9 @@ class Ledger:
         if request.cached_tokens is None:
             request.cached_tokens = min(start, request.prompt_len)
         slots = request.spare_slots + fresh
-        request.spare_slots = slots[count:]
+        request.draft, request.draft_row = draft, draft_row
+        request.draft_slots = slots[count : count + drafted]
+        request.spare_slots = slots[count + drafted :]
         del slots[count:]
         end = start + count
         tokens = request.tokens[start:end]
@@ -194,17 +207,30 @@ class Ledger:
             row=request.row,
             epoch=request.epoch,
             tokens=b"" if request.row_sampled and count == 1 else pack(tokens),
-            slots=pack(slots),
+            slots=pack(slots + request.draft_slots),
             sample=sample,
             masked=sample and request.constraint is not None,
             start=self._row_start(request) if work.admit else None,
+            draft=draft,
+            draft_row=draft_row,
         )
         paged = 0
         if request.is_prefilling and not request.private and self._can_extend(request, end):
             paged = count - count % self.page_size
             self.tree.extend(lease, tokens[:paged], slots[:paged])
         request.tail_slots += slots[paged:]
-        return row, Work(request, start, count, work.admit)
+        return row, Work(request, start, count, work.admit, draft)
+
+    def settle(self, request: Request, accepted: int) -> None:
+        """The step with the request's draft is over: KV of the draft's first `accepted` tokens, by
+        now the request's, stays; the other slots go back, but for the rest of a page."""
+        kept = min(accepted, len(request.draft_slots))
+        rest = request.draft_slots[kept:] + request.spare_slots
+        request.tail_slots += request.draft_slots[:kept]
+        request.computed_len += kept
+        spare = -request.computed_len % self.page_size
+        request.draft, request.draft_slots, request.spare_slots = None, [], rest[:spare]
+        self.pool.release(rest[spare:])
 
     def _can_extend(self, request: Request, end: int) -> bool:
         """Whether the tree has nothing beyond this request's path yet. If it has, the request
@@ -272,11 +298,12 @@ class Ledger:
             # the rest is half a page, or of a step that has not come back: it holds nothing yet
             duplicates = self.tree.extend(lease, tokens[:kept], tail[:kept])
             self.pool.release(tail[:duplicates])
-        self.pool.release(tail[kept:] + request.spare_slots)
+        self.pool.release(tail[kept:] + request.draft_slots + request.spare_slots)
         del self.running[request.uid]
         self._free_rows.append(request.row)
         request.lease = None
         request.tail_slots = []
+        request.draft, request.draft_slots = None, []
         request.spare_slots = []
         request.private = request.apart
         request.computed_len = 0

@@ -73,6 +73,8 @@ def take_message(
         forced_tokens=request.forced_tokens,
         closed_by_budget=request.closed_by_budget,
         embedding=request.embedding,
+        accepted_guesses=request.accepted_guesses,
+        rejected_guesses=request.rejected_guesses,
     )
     request.unsent = []
     return message

@@ -7,7 +7,8 @@ carries the decision out. The order of service:
    first;
 2. rows in the middle of their prompt, as large a chunk as the token budget leaves and, while others
    decode, as the time allows that these may be kept waiting;
-3. waiting requests in queue order, as long as rows, budget and slots last.
+3. waiting requests in queue order, as long as rows, budget and slots last;
+4. drafts of decoding rows, with the tokens and slots that are left then.
 
 When slots run out, what is only held for programs goes first. If a running row still has none, the
 cheapest victim is preempted: of the lowest priority, and of these the one with least to compute
@@ -25,11 +26,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from phloem.radix import common_prefix
+from phloem.srt.messages import Draft
 from phloem.srt.scheduler.cost import StepCost, StepSize
+from phloem.srt.scheduler.drafts import cut
 from phloem.srt.scheduler.request import Request
 
 SCAN_LIMIT = 32
@@ -79,12 +82,14 @@ class Cache(Protocol):
 @dataclass(frozen=True)
 class Budget:
     """Bounds of a step. While rows decode, chunks of prompts are kept so short that by `cost` the
-    step takes at most `itl_target` seconds (None: a multiple of what it takes without)."""
+    step takes at most `itl_target` seconds (None: a multiple of what it takes without). Drafts are
+    for steps of at most `draft_rows` rows."""
 
     tokens: int
     rows: int
     cost: StepCost = field(default_factory=StepCost)
     itl_target: float | None = None
+    draft_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -104,16 +109,23 @@ class View:
 
 @dataclass(frozen=True)
 class Work:
-    """Compute tokens [start, start + count) of `request`; `admit` gives it a row first."""
+    """Compute tokens [start, start + count) of `request`, and those of a `draft` behind them;
+    `admit` gives it a row first."""
 
     request: Request
     start: int
     count: int
     admit: bool = False
+    draft: Draft | None = None
 
     @property
     def end(self) -> int:
         return self.start + self.count
+
+    @property
+    def size(self) -> int:
+        """Tokens to compute, guessed ones and all."""
+        return self.count if self.draft is None else self.count + self.draft.computed
 
 
 @dataclass
@@ -141,6 +153,7 @@ def decide(view: View, budget: Budget) -> Decision:
     planner.serve_running()
     if not (planner.decision.preempt or planner.decision.unhold):
         planner.admit_waiting()
+        planner.add_drafts()
     return planner.decision
 
 
@@ -307,6 +320,36 @@ class _Planner:
         self.rows += 1
         self.tokens += work.count
         self.pairs += StepSize.chunk(work.start, work.count)
+
+    # ------------------------------------------------------------------ drafts
+
+    def add_drafts(self) -> None:
+        """Let decoding rows compute what is guessed of them, with what nobody else wants."""
+        if len(self.alive) > self.budget.draft_rows:
+            return
+        for index, work in enumerate(self.decision.work):
+            request = work.request
+            if request.draft is None or work.admit or work.end < len(request.tokens):
+                continue
+            spare = len(request.spare_slots)
+            before = new_slots(work.count, spare, self.page_size)
+            room = spare + before + self.available // self.page_size * self.page_size - work.count
+            most = min(self.tokens_left, room, self._quota_left(request.tenant))
+            draft = cut(request.draft, most)
+            if draft is None:
+                continue
+            self.decision.work[index] = drafted = replace(work, draft=draft)
+            self.tokens_left -= draft.computed
+            self.available -= new_slots(drafted.size, spare, self.page_size) - before
+
+    def _quota_left(self, tenant: str) -> int:
+        """Tokens that a tenant's running requests may grow by."""
+        quota = self.view.cache.quota(tenant)
+        if quota is None:
+            return self.budget.tokens
+        held = sum(len(r.tokens) for r in self.alive if r.tenant == tenant)
+        drafted = (w.size - w.count for w in self.decision.work if w.request.tenant == tenant)
+        return quota - held - sum(drafted)
 
     # ------------------------------------------------------------------ waiting requests
 

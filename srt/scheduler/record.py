@@ -26,6 +26,7 @@ from phloem.srt.messages import (
     Forced,
     FromGrammar,
     GrammarJumped,
+    RowResult,
     StepPlan,
     StepResult,
     Submit,
@@ -203,14 +204,35 @@ class RecordingScheduler(Scheduler):
         rows: list[Forced] = []
         for row in message.rows:
             request = self.grammars.asked(row.uid)
-            labels = [] if request is None else self._forced_labels(request, row.tokens)
-            rows.append(replace(row, tokens=labels))
+            rows.append(Forced(row.uid, []) if request is None else self._hidden(request, row))
         with self._recorded(lambda ticks, sent: FromGrammarCame(ticks, sent, GrammarJumped(rows))):
             super().grammar(message)
+
+    def _hidden(self, request: Request, row: Forced) -> Forced:
+        """Forced tokens and a draft of what follows, in labels."""
+        drafted = [] if row.draft is None else row.draft.tokens
+        labels = self._forced_labels(request, [*row.tokens, *drafted])
+        count = len(row.tokens)
+        draft = None if row.draft is None else replace(row.draft, tokens=labels[count:])
+        return replace(row, tokens=labels[:count], draft=draft)
 
     def _force(self, request: Request, tokens: list[int]) -> Ending | None:
         length, labels = len(request.tokens), self._forced_labels(request, tokens)
         ending = super()._force(request, tokens)
+        self._grown(request, length, labels)
+        return ending
+
+    def _drawn(self, request: Request, row: RowResult) -> list[int]:
+        """Labels of what a row drew: of its draft, and behind it."""
+        draft = request.draft
+        tokens = [] if draft is None else draft.tokens[: row.accepted]
+        if row.token < 0:
+            return _chain(request).ahead(tokens)
+        *labels, last = _chain(request).ahead([*tokens, row.token])
+        return [*labels, row.token if self._stops(request, row.token, len(tokens)) else last]
+
+    def _grown(self, request: Request, length: int, labels: list[int]) -> None:
+        """The tokens from `length` on are new, and these stand for them."""
         chain = _chain(request)
         for token, label in zip(request.tokens[length:], labels, strict=False):
             chain.label(token)
@@ -218,7 +240,6 @@ class RecordingScheduler(Scheduler):
         size = self._block_tokens
         if size and length // size < len(request.tokens) // size:
             self._alias(request)
-        return ending
 
     def _forced_labels(self, request: Request, tokens: list[int]) -> list[int]:
         """Labels of forced tokens; one that ends the request stays itself, as in `apply`."""
@@ -260,26 +281,24 @@ class RecordingScheduler(Scheduler):
         work = flight.work if flight is not None and known else []
         requests = [w.request for w in work] if len(work) == len(result.rows) else []
         lengths = [len(request.tokens) for request in requests]
+        drawn = [self._drawn(*pair) for pair in zip(requests, result.rows, strict=False)]
         written = [-1] * len(result.rows)
-        for index, request in enumerate(requests):
-            if (token := result.rows[index].token) >= 0:
-                label = _chain(request).label(token)
-                written[index] = token if self._stops(request, token) else label
+        for index, labels in enumerate(drawn):
+            if result.rows[index].token >= 0:
+                written[index] = labels[-1]
         hidden = self._labels.result(result, written)
         with self._recorded(lambda ticks, sent: Applied(ticks, sent, hidden)):
             super().apply(result)
-            for request, length, label in zip(requests, lengths, written, strict=False):
-                if len(request.tokens) > length:
-                    _chain(request).append(label)
-                    if self._block_tokens and len(request.tokens) % self._block_tokens == 0:
-                        self._alias(request)
+            for request, length, labels in zip(requests, lengths, drawn, strict=True):
+                self._grown(request, length, labels)
 
-    def _stops(self, request: Request, token: int) -> bool:
-        """Whether `token`, sampled next, ends the request. It then stays itself: it never comes
-        into the tree, and the replay has to know it. Elsewhere a stop token is a token as any."""
+    def _stops(self, request: Request, token: int, before: int) -> bool:
+        """Whether `token`, sampled behind `before` others, ends the request. It then stays itself:
+        it never comes into the tree, and the replay has to know it. Elsewhere a stop token is a
+        token as any."""
         if token not in request.stop_ids:
             return False
-        longer = request.output_len + 1 >= request.sampling.min_tokens
+        longer = request.output_len + before + 1 >= request.sampling.min_tokens
         return longer or request.constraint is not None
 
     # ------------------------------------------------------------------ the lower tier

@@ -248,7 +248,10 @@ class Replay:
             case Applied():
                 if call.message.error is not None:
                     self._kv.failed()
+                flight = scheduler.in_flight
                 scheduler.apply(call.message)
+                if flight is not None and scheduler.in_flight is None and self._check:
+                    self._kv.drew(flight.plan, flight.work, call.message)
             case Expired():
                 scheduler.expire()
             case Planned():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from phloem.constrained.spec import Constraint
 from phloem.radix import Lease
-from phloem.srt.messages import CallPlan, JumpForward, Pooling, SamplingParams, TokenLogprob
+from phloem.srt.messages import CallPlan, Draft, JumpForward, Pooling, SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
     from phloem.srt.scheduler.programs import Member
@@ -95,6 +95,16 @@ class Request:
     """Output tokens that the grammar process was told of."""
     forced_tokens: int = 0
     """Output tokens that the constraint forced."""
+    draft: Draft | None = None
+    """What may follow the last token; in a step, what is drawn along in it."""
+    draft_row: int = 0
+    """Where its masks are, in the mask buffer."""
+    draft_slots: list[int] = field(default_factory=list)
+    """Slots that a step computes the draft into."""
+    accepted_guesses: int = 0
+    """Guesses of drafts that were what was drawn, and"""
+    rejected_guesses: int = 0
+    """those that were not, or came behind one that was not."""
     closed_by_budget: bool = False
     """Whether a choice was narrowed so that the constrained text is complete in time."""
     unsent: list[int] = field(default_factory=list)

@@ -17,6 +17,8 @@ class Counters:
     computed_prefill_tokens_total: int = 0
     generated_tokens_total: int = 0
     forced_tokens_total: int = 0
+    accepted_guesses_total: int = 0
+    rejected_guesses_total: int = 0
     preemptions_total: int = 0
     requests_total: int = 0
     aborted_total: int = 0

@@ -19,6 +19,7 @@ from phloem.srt.messages import (
     Abort,
     Accepted,
     Answer,
+    Draft,
     Drained,
     Failed,
     FinishReason,
@@ -61,7 +62,7 @@ from phloem.srt.scheduler.lower_tier import SAVING_SHARE
 from phloem.srt.scheduler.past import MAX_REQUESTS, MAX_TOKENS
 from phloem.srt.scheduler.pins import MAX_PINS
 from phloem.srt.scheduler.programs import MAX_GROUPS, MAX_PROGRAMS
-from phloem.srt.scheduler.request import Status
+from phloem.srt.scheduler.request import Request, Status
 from phloem.srt.scheduler.tenants import TenantLimits
 from phloem.srt.testing import FakeTier, FakeWorker, ManualClock, chain
 from phloem.srt.tier_messages import KvLoad, KvSave, StopTier, ToTier
@@ -130,6 +131,10 @@ class Harness:
     """rid → place in the output → the token that was forced there."""
     closed: dict[str, int] = field(default_factory=dict)
     """rid → place in the output behind which nothing but the end was legal."""
+    guessed: dict[str, list[tuple[int, Draft]]] = field(default_factory=dict)
+    """rid → drafts, and the place in the output where each began."""
+    hits: float = 0.7
+    """How often a guess is right."""
     hold_compiles: bool = False
     pending: list[GrammarCompile] = field(default_factory=list)
     hold_jumps: bool = False
@@ -298,6 +303,7 @@ class Harness:
             case GrammarStep():
                 if self.keep_orders:
                     self.grammar_steps.append(order)
+                self._check_mask_rows(order)
                 for row in order.rows:
                     matcher = self._move(row)
                     request = self.scheduler.ledger.running[row.uid]
@@ -309,6 +315,17 @@ class Harness:
             case GrammarClose(uids):
                 for uid in uids:
                     self.matchers.pop(uid, None)
+
+    def _check_mask_rows(self, order: GrammarStep) -> None:
+        """Each draw has a row of the mask buffer to itself."""
+        drafts = self.limits.drafts
+        places = [row.mask_row for row in order.rows]
+        for row in order.rows:
+            if row.draft is not None:
+                assert 0 < row.draft.computed <= drafts.tokens or row.draft.draws == [0]
+                places += range(row.draft_row, row.draft_row + len(row.draft.draws) - 1)
+        assert len(set(places)) == len(places)
+        assert max(places) < self.limits.max_running + drafts.tokens * drafts.batch
 
     def _move(self, row: GrammarRow | GrammarJumpRow) -> list[int]:
         matcher = self.matchers.setdefault(row.uid, [])
@@ -328,9 +345,7 @@ class Harness:
         if request is None:
             return Forced(row.uid, [5, 5])  # it has ended, or another process was asked
         matcher = self._move(row)
-        rng = random.Random(repr(matcher))
-        tokens = [rng.randrange(64) for _ in range(rng.choice([0, 0, 1, 2, 7]))]
-        ends = rng.random() < 0.05
+        tokens, ends = self._forced_after(matcher)
         places = self.forced.setdefault(request.rid, {})
         for place, token in enumerate(tokens, start=len(matcher)):
             last = place + 1 >= request.max_output or token in request.stop_ids
@@ -340,7 +355,53 @@ class Harness:
         if ends and request.status is Status.RUNNING:
             self.closed[request.rid] = len(matcher) + len(tokens)
         matcher += tokens
-        return Forced(row.uid, tokens, ends)
+        running = request.status is Status.RUNNING
+        draft = self._guess(request, matcher, row.draft) if row.draft and running else None
+        return Forced(row.uid, tokens, ends, None if ends else draft)
+
+    @staticmethod
+    def _forced_after(matcher: list[int]) -> tuple[list[int], bool]:
+        """What an output forces, and whether nothing but the end may follow that."""
+        rng = random.Random(repr(matcher))
+        tokens = [rng.randrange(64) for _ in range(rng.choice([0, 0, 1, 2, 7]))]
+        return tokens, rng.random() < 0.05
+
+    def _guess(self, request: Request, output: list[int], most: int) -> Draft | None:
+        """What may come behind `output`: right ones are what the worker will draw."""
+        rng = random.Random(repr((output, most)))
+        prompt = request.tokens[: request.prompt_len].tolist()
+        tokens: list[int] = []
+        draws = [0]
+        while True:
+            right = rng.random() < self.hits
+            so_far = [*output, *tokens]
+            guess = self.worker.next_token([*prompt, *so_far]) if right else rng.randrange(64)
+            forced, ends = self._forced_after([*so_far, guess])
+            if len(tokens) + 1 + len(forced) > most:
+                break
+            tokens += [guess, *forced]
+            if ends:
+                break
+            draws.append(len(tokens))
+        if not tokens:
+            return None
+        draft = Draft(tokens, draws)
+        self.guessed.setdefault(request.rid, []).append((len(output), draft))
+        return draft
+
+    def _follow_drafts(self, rid: str, tokens: list[int]) -> None:
+        """Note what was forced where an output took the way that a draft had guessed."""
+        places = self.forced.setdefault(rid, {})
+        for begin, draft in self.guessed.pop(rid, []):
+            bounds = [*draft.draws[1:], len(draft.tokens)]
+            for at, end in zip(draft.draws, bounds, strict=True):
+                guess = draft.tokens[at : at + 1]
+                if not guess or tokens[begin + at : begin + at + 1] != guess:
+                    break
+                for place in range(at + 1, end):
+                    places[begin + place] = draft.tokens[place]
+                if end == len(draft.tokens) and draft.ends:
+                    self.closed[rid] = begin + end
 
     def _hear(self, message: Accepted | Tokens | Failed) -> None:
         reply = self.replies[message.rid]
@@ -359,6 +420,7 @@ class Harness:
 
     def _ended(self, rid: str, reply: Reply, end: Tokens | Failed) -> None:
         reply.end = end
+        self._follow_drafts(rid, reply.tokens)
         if self.on_end is not None:
             self.on_end(rid, reply)
 
@@ -379,6 +441,8 @@ class Harness:
         assert pool.free + tree.evictable + tree.locked + ledger.private == pool.capacity
         assert pool.private == ledger.private, "slots that belong to nobody alive"
         assert pool.in_tree == tree.evictable + tree.locked
+        if self.scheduler.in_flight is None:
+            assert not any(r.draft_slots for r in ledger.running.values())
         rows = {r.row for r in ledger.running.values()}
         assert len(rows) == len(ledger.running) <= self.limits.max_running
         assert min(rows, default=0) >= 0

@@ -45,6 +45,7 @@ from phloem.srt.messages import (
     Watch,
 )
 from phloem.srt.questions import AskExplain, AskPolicy, AskStats, AskTree, Pin, Refused, Unpin
+from phloem.srt.scheduler.drafts import DraftLimits
 from phloem.srt.scheduler.holds import HOLD_SECONDS
 from phloem.srt.scheduler.order import POLICIES
 from phloem.srt.scheduler.tenants import TenantLimits
@@ -120,6 +121,7 @@ class History:
             schedule_policy=rng.choice(list(POLICIES)),
             pin_share=rng.choice([0.0, 0.25, 0.6]),
             itl_target_s=rng.choice([None, None, 0.003, 0.2]),
+            drafts=rng.choice([DraftLimits(), DraftLimits(3, 2), DraftLimits(16, 8)]),
             tenants=self.tenants,
             block_tokens=page * rng.choice([1, 2, 4]) if self.tiered else None,
             tier_limit=rng.choice([3, 10, 10_000]),

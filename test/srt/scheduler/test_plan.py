@@ -12,7 +12,7 @@ import pytest
 
 from phloem.radix import Lease
 from phloem.radix.node import Root
-from phloem.srt.messages import SamplingParams
+from phloem.srt.messages import Draft, SamplingParams
 from phloem.srt.scheduler.cost import StepCost, StepSize
 from phloem.srt.scheduler.plan import (
     DECODE_RESERVE,
@@ -107,8 +107,9 @@ def plan(
     cost: StepCost | None = None,
     itl_target: float | None = None,
     page_size: int = 1,
+    draft_rows: int = 4,
 ) -> Decision:
-    budget = Budget(tokens, rows, cost or untaught(), itl_target)
+    budget = Budget(tokens, rows, cost or untaught(), itl_target, draft_rows)
 
     def once() -> Decision:
         view = View(
@@ -382,3 +383,70 @@ def test_four_times_the_pool_ends_without_an_error(harness: Build) -> None:
     least = 64 * (20 + 29)
     assert h.worker.computed <= 1.2 * least, "what preemption throws away is little"
     assert steps <= 3 * 64 * 30 / (200 / 50), "rows are kept busy"
+
+
+# --------------------------------------------------------------------------- drafts
+
+DRAFT = Draft([7, 8, 9, 7, 8], [0, 2, 3, 5])
+
+
+def drafts(decision: Decision) -> dict[int, int]:
+    """uid → tokens of its draft that are computed."""
+    return {w.request.uid: w.draft.computed for w in decision.work if w.draft is not None}
+
+
+def drafting(uid: int, length: int, **more: Any) -> Request:
+    one = decoding(uid, length, **more)
+    one.draft = DRAFT
+    return one
+
+
+@pytest.mark.parametrize(
+    ("tokens", "computed"), [(20, [5, 5]), (9, [5, 2]), (6, [3]), (5, [3]), (3, []), (2, [])]
+)
+def test_drafts_have_what_is_left_of_a_step(tokens: int, computed: list[int]) -> None:
+    running = [drafting(1, 10), drafting(2, 10)]
+    decision = plan(running, [], tokens=tokens)
+    assert work(decision) == [(1, 10, 1), (2, 10, 1)]
+    assert list(drafts(decision).values()) == computed
+
+
+def test_a_waiting_prompt_comes_before_drafts() -> None:
+    decision = plan([drafting(1, 10)], [request(2, 5)], tokens=8)
+    assert work(decision) == [(1, 10, 1), (2, 0, 5)]
+    assert drafts(decision) == {1: 2}
+    assert drafts(plan([drafting(1, 10)], [request(2, 50)], tokens=8)) == {}
+
+
+@pytest.mark.parametrize(
+    ("free", "spare", "page", "computed"),
+    [(6, 0, 1, 5), (5, 0, 1, 3), (1, 0, 1, 0), (0, 4, 4, 3), (4, 0, 4, 3), (7, 2, 4, 5)],
+)
+def test_drafts_have_what_is_left_of_the_slots(
+    free: int, spare: int, page: int, computed: int
+) -> None:
+    one = drafting(1, 12 * page)
+    one.spare_slots = list(range(spare))
+    decision = plan([one], [], free=free, page_size=page)
+    assert drafts(decision).get(1, 0) == computed
+    assert not decision.preempt and not decision.unhold
+
+
+def test_drafts_keep_within_a_tenants_quota() -> None:
+    running = [drafting(1, 10, tenant="a"), drafting(2, 10, tenant="a"), drafting(3, 10)]
+    decision = plan(running, [], FakeCache(quotas={"a": 30}))
+    assert drafts(decision) == {1: 5, 2: 3, 3: 5}
+
+
+def test_a_batch_that_is_too_large_has_no_drafts() -> None:
+    running = [drafting(uid, 10) for uid in range(1, 4)]
+    assert len(drafts(plan(running, [], draft_rows=3))) == 3
+    assert drafts(plan(running, [], draft_rows=2)) == {}
+    assert drafts(plan(running[:2], [request(9, 5)], draft_rows=2)) == {}
+
+
+def test_a_row_that_does_not_get_so_far_has_no_draft() -> None:
+    one = drafting(1, 10)
+    one.tokens.extend([5, 5, 5])  # forced
+    assert drafts(plan([one], [], tokens=3)) == {}
+    assert drafts(plan([one], [], tokens=6)) == {1: 2}
