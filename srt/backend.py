@@ -58,7 +58,7 @@ class Backend:
     ) -> Backend:
         """Tell spawned processes what they are for. `run_dir` is created. They become ready
         later."""
-        await asyncio.to_thread(_prepare, run_dir, config.scheduler.max_running, plan.vocab_size)
+        await asyncio.to_thread(_prepare, run_dir, _mask_rows(config), plan.vocab_size)
         channel: AsyncChannel[ToScheduler, ToFrontend] = AsyncChannel(
             context, f"ipc://{run_dir}/scheduler.sock", ToFrontend
         )
@@ -76,6 +76,12 @@ def _prepare(run_dir: Path, rows: int, vocab_size: int) -> None:
     MaskBuffer.create(run_dir / "masks", rows, vocab_size)
 
 
+def _mask_rows(config: ServeConfig) -> int:
+    """One for each request, and one for each token of drafts."""
+    constraints = config.constraints
+    return config.scheduler.max_running + constraints.draft_tokens * constraints.draft_batch
+
+
 def process_options(run_dir: str, config: ServeConfig, plan: Plan) -> dict[str, msgspec.Struct]:
     """The options of each role's process."""
     limits, constraints = config.scheduler, config.constraints
@@ -86,6 +92,7 @@ def process_options(run_dir: str, config: ServeConfig, plan: Plan) -> dict[str, 
             checkpoint=plan.checkpoint,
             compute=plan.compute,
             max_rows=limits.max_running,
+            mask_rows=_mask_rows(config),
             context_length=plan.context_length,
             kv_slots=plan.kv_slots,
             tier=plan.tier,
@@ -94,7 +101,7 @@ def process_options(run_dir: str, config: ServeConfig, plan: Plan) -> dict[str, 
         "grammar": GrammarOptions(
             run_dir=run_dir,
             checkpoint=plan.checkpoint,
-            max_rows=limits.max_running,
+            mask_rows=_mask_rows(config),
             vocab_size=plan.vocab_size,
             compile_timeout_s=constraints.compile_timeout_s,
             compile_threads=constraints.compile_threads,
@@ -119,6 +126,8 @@ def process_options(run_dir: str, config: ServeConfig, plan: Plan) -> dict[str, 
             kv_events=config.cache.kv_events,
             record=limits.record,
             tier=plan.tier is not None,
+            draft_tokens=constraints.draft_tokens,
+            draft_batch=constraints.draft_batch,
             log_level=level,
         ),
     }

@@ -123,8 +123,9 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     queue taken) and has no text: whoever waits for it can still answer with an error status. The
     last one has `finish`. Counts are totals so far. `cached_tokens` of the prompt were taken from
     the radix tree when the request was first admitted; it is 0 before the first token.
-    `forced_tokens` of the output were forced by its constraint and not sampled; `reasoning_tokens`
-    are those of its `Thoughts`, with their marks.
+    `forced_tokens` of the output were forced by its constraint and not sampled; `accepted_guesses`
+    were sampled and had been guessed in drafts, `rejected_guesses` were other guesses;
+    `reasoning_tokens` are those of its `Thoughts`, with their marks.
     `prompt_logprobs` comes once; its first entry is None when it begins at token 0. `constraint`
     comes with `finish`, `fields` with the text that completes them, both from the HTTP layer.
     `embedding` comes with `finish`: float32, little-endian, `ModelCard.embedding_length` of them,
@@ -143,6 +144,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int = 0
     queue_seconds: float = 0.0
     forced_tokens: int = 0
+    accepted_guesses: int = 0
+    rejected_guesses: int = 0
     reasoning_tokens: int = 0
     closed_by_budget: bool = False
     constraint: ConstraintOutcome | None = None
@@ -161,6 +164,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     cached_tokens: int
     forced_tokens: int = 0
+    accepted_guesses: int = 0
+    rejected_guesses: int = 0
     logprobs: list[Logprob] | None = None
     prompt_logprobs: list[Logprob | None] | None = None
 
@@ -186,6 +191,8 @@ async def collect(chunks: AsyncIterator[Chunk]) -> Completion:
                 completion_tokens=chunk.completion_tokens,
                 cached_tokens=chunk.cached_tokens,
                 forced_tokens=chunk.forced_tokens,
+                accepted_guesses=chunk.accepted_guesses,
+                rejected_guesses=chunk.rejected_guesses,
                 logprobs=logprobs or None,
                 prompt_logprobs=prompt_logprobs,
             )

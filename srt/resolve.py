@@ -374,6 +374,8 @@ def check_ranges(asked: ServeConfig) -> None:
         ("constraints.compile_threads", asked.constraints.compile_threads, 1),
         ("constraints.memory_bytes", asked.constraints.memory_bytes, 1),
         ("constraints.cache_bytes", asked.constraints.cache_bytes, 0),
+        ("constraints.draft_tokens", asked.constraints.draft_tokens, 0),
+        ("constraints.draft_batch", asked.constraints.draft_batch, 0),
     )
     for option, value, least in at_least:
         if value is not None and not value >= least:  # so that NaN is refused too

@@ -8,7 +8,7 @@ import msgspec
 class GrammarOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Sockets and the mask buffer are in `run_dir` (`grammar.sock`, `masks.sock`, `masks`).
 
-    `max_rows` and `vocab_size` shape the mask buffer. A compile may take `compile_timeout_s`
+    `mask_rows` and `vocab_size` shape the mask buffer. A compile may take `compile_timeout_s`
     seconds of processor time; `memory_bytes` is what the process, and the one that compiles for
     it, may add to its size after loading; `cache_bytes` bounds the compiled grammars it keeps.
     `predecessor` is the exit code of the process whose place this one takes, 0 for the first.
@@ -17,7 +17,7 @@ class GrammarOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     run_dir: str
     checkpoint: str
-    max_rows: int
+    mask_rows: int
     vocab_size: int
     compile_timeout_s: float = 5.0
     compile_threads: int = 1

@@ -110,7 +110,7 @@ class GrammarProcess:
             guard=watchdog,
             stuck=None if watchdog is None else watchdog.left_by(options.predecessor),
         )
-        self._masks = MaskBuffer.open(run_dir / "masks", options.max_rows, options.vocab_size)
+        self._masks = MaskBuffer.open(run_dir / "masks", options.mask_rows, options.vocab_size)
         self._context = zmq.Context()
         self._scheduler: Channel[FromGrammar, ToGrammar] = Channel(
             self._context, f"ipc://{run_dir}/grammar.sock", ToGrammar

@@ -80,6 +80,8 @@ class NativeAnswer:
             completion_tokens=last.completion_tokens,
             cached_tokens=last.cached_tokens,
             forced_tokens=last.forced_tokens,
+            accepted_prediction_tokens=last.accepted_guesses,
+            rejected_prediction_tokens=last.rejected_guesses,
             num_retractions=last.preemptions,
             e2e_latency=time.perf_counter() - self._started,
             queue_time=last.queue_seconds,

@@ -148,6 +148,8 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     completion_tokens: int
     cached_tokens: int
     forced_tokens: int
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
     num_retractions: int
     e2e_latency: float
     queue_time: float

@@ -96,6 +96,8 @@ class ProgramRun:
             sum(one.completion_tokens for one in self.usages),
             sum(one.completion_tokens_details.forced_tokens for one in self.usages),
             sum(one.completion_tokens_details.reasoning_tokens for one in self.usages),
+            sum(one.completion_tokens_details.accepted_prediction_tokens for one in self.usages),
+            sum(one.completion_tokens_details.rejected_prediction_tokens for one in self.usages),
         )
 
     async def _line(self, nodes: Sequence[Node], line: Line, place: _Place) -> Line:
@@ -223,15 +225,13 @@ def _joined(value: Value, separator: str) -> str:
     return separator.join(_joined(one, separator) for one in value)
 
 
-def _usage(
-    prompt: int, cached: int, completion: int = 0, forced: int = 0, thought: int = 0
-) -> Usage:
+def _usage(prompt: int, cached: int, completion: int = 0, *details: int) -> Usage:
     return Usage(
         prompt_tokens=prompt,
         completion_tokens=completion,
         total_tokens=prompt + completion,
         prompt_tokens_details=PromptTokensDetails(cached),
-        completion_tokens_details=CompletionTokensDetails(forced, thought),
+        completion_tokens_details=CompletionTokensDetails(*details or (0,)),
     )
 
 

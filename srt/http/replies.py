@@ -24,11 +24,15 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
     forced_tokens: int
     reasoning_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """`cached_tokens` of the prompt were not computed, since the radix tree had them;
-    `forced_tokens` of the output were not sampled, since the constraint left no choice."""
+    `forced_tokens` of the output were not sampled, since the constraint left no choice; of the
+    others, `accepted_prediction_tokens` had been guessed (docs/constraints.md, Drafts), and
+    `rejected_prediction_tokens` were guessed in vain."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -41,6 +41,8 @@ class UsageCounter:
             completion_tokens_details=CompletionTokensDetails(
                 sum(chunk.forced_tokens for chunk in self._latest.values()),
                 sum(chunk.reasoning_tokens for chunk in self._latest.values()),
+                sum(chunk.accepted_guesses for chunk in self._latest.values()),
+                sum(chunk.rejected_guesses for chunk in self._latest.values()),
             ),
         )
 

@@ -95,6 +95,16 @@ COUNTERS: tuple[SnapshotMetric, ...] = (
         lambda s: s.forced_tokens_total,
     ),
     SnapshotMetric(
+        "accepted_prediction_tokens",
+        "Output tokens that had been guessed in drafts.",
+        lambda s: s.accepted_guesses_total,
+    ),
+    SnapshotMetric(
+        "rejected_prediction_tokens",
+        "Tokens guessed in drafts that were not drawn.",
+        lambda s: s.rejected_guesses_total,
+    ),
+    SnapshotMetric(
         "radix_evicted_tokens", "Cached tokens evicted.", lambda s: s.evicted_tokens_total
     ),
     SnapshotMetric(

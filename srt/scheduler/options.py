@@ -10,7 +10,8 @@ from phloem.srt.scheduler.tenants import TenantLimits
 class SchedulerProcessOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`run_dir` holds the sockets. Times are seconds. `kv_events` is an address to publish changes
     of the tree at, `record` a file for what the scheduler is told; None for neither. `tier` says
-    that the worker has a lower tier."""
+    that the worker has a lower tier. The mask buffer has a row for each token of `draft_batch`
+    drafts of `draft_tokens` behind those of the `max_running` rows."""
 
     run_dir: str
     max_running: int
@@ -27,4 +28,6 @@ class SchedulerProcessOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_events: str | None
     record: str | None
     tier: bool
+    draft_tokens: int = 0
+    draft_batch: int = 0
     log_level: str = "info"

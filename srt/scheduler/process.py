@@ -29,6 +29,7 @@ from phloem.srt.messages import (
     WorkerReady,
 )
 from phloem.srt.scheduler.core import Scheduler, SchedulerLimits
+from phloem.srt.scheduler.drafts import DraftLimits
 from phloem.srt.scheduler.events import EventStream
 from phloem.srt.scheduler.options import SchedulerProcessOptions
 from phloem.srt.scheduler.record import RecordingScheduler
@@ -104,6 +105,7 @@ class SchedulerProcess:
             pin_share=options.pin_share,
             itl_target_s=options.itl_target_s,
             tenants=options.tenants,
+            drafts=DraftLimits(options.draft_tokens, options.draft_batch),
         )
         scheduler = self._scheduler(limits, worker)
         scheduler.grammar(grammar)

@@ -74,6 +74,8 @@ class AnswerBuilder:
             preemptions=message.preemptions,
             queue_seconds=message.queue_seconds,
             forced_tokens=message.forced_tokens,
+            accepted_guesses=message.accepted_guesses,
+            rejected_guesses=message.rejected_guesses,
             reasoning_tokens=0 if self._thoughts is None else self._thoughts.count,
             closed_by_budget=message.closed_by_budget,
             embedding=message.embedding,

@@ -315,7 +315,7 @@ def main(options: WorkerProcessOptions, startup: dict[str, float]) -> None:
         context_length=options.context_length,
     )
     run_dir = Path(options.run_dir)
-    masks = MaskBuffer.open(run_dir / "masks", options.max_rows, config.vocab_size)
+    masks = MaskBuffer.open(run_dir / "masks", options.mask_rows, config.vocab_size)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     tier = None
     if options.tier is not None:

@@ -64,7 +64,7 @@ class Peer:
         options = GrammarOptions(
             run_dir=str(run_dir),
             checkpoint="",
-            max_rows=4,
+            mask_rows=4,
             vocab_size=VOCABULARY.size,
             compile_timeout_s=timeout_s,
         )

@@ -36,7 +36,12 @@ async def test_a_whole_reply_has_the_openai_shape(api: Any, engine: Any) -> None
             "completion_tokens": 4,
             "total_tokens": 12,
             "prompt_tokens_details": {"cached_tokens": 0},
-            "completion_tokens_details": {"forced_tokens": 0, "reasoning_tokens": 0},
+            "completion_tokens_details": {
+                "forced_tokens": 0,
+                "reasoning_tokens": 0,
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
         },
     }
 
@@ -287,7 +292,12 @@ async def test_n_choices_count_the_prompt_once(api: Any, engine: Any, script: An
         "completion_tokens": 6,
         "total_tokens": 14,
         "prompt_tokens_details": {"cached_tokens": 0},
-        "completion_tokens_details": {"forced_tokens": 0, "reasoning_tokens": 0},
+        "completion_tokens_details": {
+            "forced_tokens": 0,
+            "reasoning_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
     assert [r.sampling.seed for r in engine.requests] == [2**63 - 2, 2**63 - 1, -(2**63)]
     assert len({r.rid for r in engine.requests}) == 3

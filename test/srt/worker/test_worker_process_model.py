@@ -63,6 +63,7 @@ class WorkerChild:
                 threads=2,
             ),
             max_rows=MAX_ROWS,
+            mask_rows=MAX_ROWS,
             context_length=256,
             kv_slots=257,
         )

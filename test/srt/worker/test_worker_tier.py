@@ -81,6 +81,7 @@ class Child:
                 threads=2,
             ),
             max_rows=1,
+            mask_rows=1,
             context_length=512,
             kv_slots=600,
             tier=TierOptions(folder=str(folder), limit_bytes=100 << 20),
