@@ -6,9 +6,12 @@
 
 Every server gets the same prompts and schemas, closed loop, at each concurrency, greedy: a system
 prompt with the schema, which all requests for it share, and a short question of each's own. For
-Phloem there is a row for each way: free text of about the objects' length, masks alone, and both
-ways of jumping over what the schema forces. An object counts when it is whole and jsonschema-rs
-finds it valid; a row's ratios are to the masks alone at the same concurrency.
+Phloem there is a row for each way: free text of about the objects' length, masks alone, both ways
+of jumping over what the schema forces, and, of another server, jumps with drafts. An object counts
+when it is whole and jsonschema-rs finds it valid; a row's ratios are to the masks alone at the same
+concurrency. Drafts live on what answers have in common: questions are numbered, and so are the
+answers much alike, or each a text of its own (`--questions different`). `--objects N` asks for more
+of them, since drafts get better with each.
 
 `--distinct N` asks for N schemas of which no two are equal, and then again for one of them: what a
 schema costs that was never seen, and whether memory grows with their number.
@@ -25,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -43,11 +47,42 @@ _numbers = itertools.count()
 
 FREE_TOKENS = 36
 MAX_TOKENS = 200
-PHLOEM_WAYS: dict[str, dict[str, Any]] = {
-    "masks": {"jump_forward": "off"},
-    "jump exact": {"jump_forward": "exact"},
-    "jump canonical": {"jump_forward": "canonical"},
+PHLOEM_WAYS: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {
+    ("--draft-tokens", "0"): {
+        "masks": {"jump_forward": "off"},
+        "jump exact": {"jump_forward": "exact"},
+        "jump canonical": {"jump_forward": "canonical"},
+    },
+    (): {"with drafts": {"jump_forward": "canonical"}},
 }
+"""Flags of a server → what it is asked for."""
+QUESTIONS = (
+    "What is the weather like in {place} today?",
+    "How much are {number} dollars for somebody from {place}?",
+    "Plan a birthday party for {name} in {month}, {number} minutes at most.",
+    "I am looking for a good book on {place}, or {number} of them.",
+    "My name is {name}, I am {number} and live in {place}.",
+    "Write about the history of tea in {place}.",
+    "{name} found the film a waste of {number} minutes.",
+    "Order {number} of {name}, {place}, which is not paid yet.",
+    "A hike with {name} in {month}, up a mountain near {place}.",
+    "Is it colder in {place} in {month} than it is now?",
+)
+PLACES = ("Lisbon", "Nairobi", "Oslo", "Lima", "Kyoto", "Perth", "Cairo", "Quebec", "Riga")
+NAMES = ("Sarah", "Tom", "Ayesha", "Kofi", "Ingrid", "Wei", "Carlos")
+MONTHS = ("January", "March", "May", "June", "August", "October", "December")
+
+
+def question(index: int, *, different: bool) -> str:
+    """One of any number of questions; the different ones say something else each."""
+    if not different:
+        return f"Item number {index} of the list."
+    return QUESTIONS[index % len(QUESTIONS)].format(
+        place=PLACES[index % len(PLACES)],
+        name=NAMES[index % len(NAMES)],
+        month=MONTHS[index // 3 % len(MONTHS)],
+        number=7 + index * 37 % 83,
+    )
 
 
 def _object(**properties: Any) -> dict[str, Any]:
@@ -132,6 +167,8 @@ class Row:
     seconds: float
     tokens: int
     forced: int
+    accepted: int
+    rejected: int
     p50_s: float
     errors: list[str]
 
@@ -145,7 +182,12 @@ class Row:
 
 
 def body(
-    schema: dict[str, Any], index: int, extra: dict[str, Any], *, free: bool = False
+    schema: dict[str, Any],
+    index: int,
+    extra: dict[str, Any],
+    *,
+    free: bool = False,
+    different: bool = False,
 ) -> dict[str, Any]:
     """A request; `free` for the same prompt and no schema."""
     system = f"You write JSON for {json.dumps(schema)}"
@@ -153,7 +195,7 @@ def body(
         "model": "model",
         "messages": [
             {"role": "system", "content": system},
-            {"role": "user", "content": f"Item number {index} of the list."},
+            {"role": "user", "content": question(index, different=different)},
         ],
         "temperature": 0,
         "max_tokens": FREE_TOKENS if free else MAX_TOKENS,
@@ -181,6 +223,8 @@ async def measure(
     extra: dict[str, Any],
     concurrency: int,
     count: int,
+    *,
+    different: bool = False,
 ) -> Row:
     """Closed loop of `concurrency` callers until `count` objects are there."""
     first = next(_numbers) * 1_000  # no two rows have a prompt in common
@@ -196,6 +240,8 @@ async def measure(
         seconds=0.0,
         tokens=0,
         forced=0,
+        accepted=0,
+        rejected=0,
         p50_s=0.0,
         errors=[],
     )
@@ -205,9 +251,10 @@ async def measure(
     async def caller(http: aiohttp.ClientSession) -> None:
         for index in pending:
             schema = schemas[index % len(schemas)]
+            request = body(schema, first + index, extra, free=free, different=different)
             began = time.perf_counter()
             try:
-                reply = await ask(http, url, body(schema, first + index, extra, free=free))
+                reply = await ask(http, url, request)
             except (RuntimeError, aiohttp.ClientError, TimeoutError) as error:
                 row.errors.append(str(error))
                 continue
@@ -215,6 +262,8 @@ async def measure(
             row.tokens += reply["usage"]["completion_tokens"]
             details = reply["usage"].get("completion_tokens_details") or {}
             row.forced += details.get("forced_tokens") or 0
+            row.accepted += details.get("accepted_prediction_tokens") or 0
+            row.rejected += details.get("rejected_prediction_tokens") or 0
             row.valid += free or _is_valid(reply, validators[index % len(validators)])
 
     timeout = aiohttp.ClientTimeout(total=600)
@@ -236,18 +285,32 @@ def _is_valid(reply: dict[str, Any], validator: Any) -> bool:
         return False
 
 
-def measure_server(server: Running, name: str, arguments: argparse.Namespace) -> list[Row]:
+def ways_of(name: str) -> dict[tuple[str, ...], dict[str, dict[str, Any]]]:
+    """Flags of the servers to start of one program → what each is asked for."""
+    if name != "phloem":
+        return {(): {"free text": {}, "schema": {}}}
+    compact = {"constraint_whitespace": "compact"}
+    servers = {
+        flags: {way: compact | extra for way, extra in ways.items()}
+        for flags, ways in PHLOEM_WAYS.items()
+    }
+    first = next(iter(servers))
+    return servers | {first: {"free text": {}} | servers[first]}
+
+
+def measure_server(
+    server: Running, name: str, ways: dict[str, dict[str, Any]], arguments: argparse.Namespace
+) -> list[Row]:
     """All rows of one server that runs."""
-    ways: dict[str, dict[str, Any]] = {"schema": {}}
-    if name == "phloem":
-        compact = {"constraint_whitespace": "compact"}
-        ways = {way: compact | extra for way, extra in PHLOEM_WAYS.items()}
     rows: list[Row] = []
+    different = arguments.questions == "different"
     for concurrency in arguments.concurrency:
-        count = max(12, 3 * concurrency)
+        count = max(12, arguments.objects, 3 * concurrency)
         for kind in KINDS:
-            for way, extra in [("free text", {}), *ways.items()]:
-                run = measure(server.url, name, kind, way, extra, concurrency, count)
+            for way, extra in ways.items():
+                run = measure(
+                    server.url, name, kind, way, extra, concurrency, count, different=different
+                )
                 row = asyncio.run(run)
                 rows.append(row)
                 console.print(
@@ -312,7 +375,7 @@ def tabulate(rows: Sequence[Row]) -> Table:
     masks = {(r.server, r.kind, r.concurrency): r for r in rows if r.way in ("masks", "schema")}
     table = Table(
         *("server", "concurrency", "kind", "way", "valid", "objects/s", "× masks"),
-        *("tok/s", "tok/object", "forced", "p50 s"),
+        *("tok/s", "tok/object", "forced", "guessed", "in vain", "p50 s"),
     )
     for r in rows:
         base = masks.get((r.server, r.kind, r.concurrency))
@@ -327,9 +390,27 @@ def tabulate(rows: Sequence[Row]) -> Table:
             f"{r.tokens_per_s:.0f}",
             f"{r.tokens / max(1, r.objects):.1f}",
             f"{r.forced / max(1, r.tokens):.0%}",
+            f"{r.accepted / max(1, r.tokens):.0%}",
+            f"{r.rejected / max(1, r.tokens):.0%}",
             f"{r.p50_s:.2f}",
         )
     return table
+
+
+def _started(
+    name: str, flags: Sequence[str], logs: Path, arguments: argparse.Namespace
+) -> AbstractContextManager[Running]:
+    """A server of one program, with the model that was asked for, or the default one."""
+    if arguments.model is None:
+        return own_server(*flags)
+    setting = Setting(
+        model=arguments.model.resolve(),
+        model_folder=arguments.model_folder,
+        threads=arguments.threads,
+        dtype=arguments.dtype,
+        slots=max(arguments.concurrency),
+    )
+    return running(name, setting, logs / f"{name}.log", flags)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -342,6 +423,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=psutil.cpu_count(logical=False) or 1)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--objects", type=int, default=12, help="of each row, at least")
+    parser.add_argument("--questions", choices=["numbered", "different"], default="numbered")
     parser.add_argument("--distinct", type=int, default=0, help="schemas, for Phloem alone")
     parser.add_argument("--json", type=Path, help="write all rows here")
     arguments = parser.parse_args(argv)
@@ -356,19 +439,9 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="phloem-bench-") as logs:
         for name in arguments.peers.split(","):
             try:
-                if arguments.model is None:
-                    with own_server() as server:
-                        rows += measure_server(server, name, arguments)
-                    continue
-                setting = Setting(
-                    model=arguments.model.resolve(),
-                    model_folder=arguments.model_folder,
-                    threads=arguments.threads,
-                    dtype=arguments.dtype,
-                    slots=max(arguments.concurrency),
-                )
-                with running(name, setting, Path(logs) / f"{name}.log") as server:
-                    rows += measure_server(server, name, arguments)
+                for flags, ways in ways_of(name).items():
+                    with _started(name, flags, Path(logs), arguments) as server:
+                        rows += measure_server(server, name, ways, arguments)
             except (NotInstalled, PeerFailed) as error:
                 console.print(f"[yellow]{name} is skipped: {error}")
     output = Console()

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 CONTEXT = 3
 """Tokens before the guessed one that have to be the same; fewer only where the text begins."""
-STRONGEST = 3
+SURE, STRONGEST = 2, 3
 MAX_REMEMBERED = 1 << 16
 """Contexts; those that were of no use for longest go first. Some 10 MiB."""
 
@@ -51,10 +51,11 @@ class Drafter:
         if len(self._known) > self._limit:
             self._known.popitem(last=False)
 
-    def guess(self, scope: object, text: Sequence[int]) -> int | None:
-        """What may follow `text`; None when nothing is known of it."""
-        known = self._known.get(_context(scope, text, len(text)))
-        return None if known is None else known[0]
+    def guess(self, scope: object, text: Sequence[int], *, surely: bool = False) -> int | None:
+        """What may follow `text`; None when nothing is known of it, or not `surely`: more than
+        once."""
+        guess, strength = self._known.get(_context(scope, text, len(text)), (None, 0))
+        return None if surely and strength < SURE else guess
 
 
 def _context(scope: object, text: Sequence[int], at: int) -> tuple[object, ...]:

@@ -320,10 +320,15 @@ class GrammarService:
     def _guesses(
         self, progress: _Progress, row: JumpRow, most: int, left: int, exact: bool
     ) -> Drafted | None:
-        """Move on by guesses, and by what each forces; at most `most` tokens."""
+        """Move on by guesses, and by what each forces; at most `most` tokens. A step costs enough
+        to try one guess however weak it is; those behind it are of use only if that was right."""
         tokens: list[int] = []
         draws = [0]
-        while (guess := self._drafter.guess((row.namespace, row.key), progress.tokens)) is not None:
+        scope = row.namespace, row.key
+        while True:
+            guess = self._drafter.guess(scope, progress.tokens, surely=bool(tokens))
+            if guess is None:
+                break
             try:
                 progress.accept([guess])
             except MatcherRejected:

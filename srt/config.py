@@ -150,7 +150,7 @@ class ConstraintOptions:
     """Address space the grammar process may add to its own; beyond it the compile fails."""
     cache_bytes: int = 256 << 20
     """Compiled grammars kept."""
-    draft_tokens: int = 16
+    draft_tokens: int = 8
     """Tokens of a draft: what probably follows in a constrained answer, from others under the same
     constraint, is computed along with the last token and kept if it is what is drawn. 0: none."""
     draft_batch: int = 8

@@ -108,6 +108,13 @@ def test_what_followed_the_same_tokens_is_guessed() -> None:
     assert drafter.guess("other", [1]) is None
 
 
+def test_once_is_not_surely() -> None:
+    drafter = learnt([[1, 2], [1, 3], [1, 3]])
+    assert drafter.guess("k", [1]) == drafter.guess("k", [1], surely=True) == 3
+    drafter.learn("k", [1, 2], 1)
+    assert drafter.guess("k", [1]) == 3 and drafter.guess("k", [1], surely=True) is None
+
+
 def test_a_guess_that_is_often_right_outlives_as_many_wrong_ones() -> None:
     context = list(range(CONTEXT))
     drafter = learnt([[*context, 7]] * 10)
