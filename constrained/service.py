@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from phloem.constrained.base import Matcher, MatcherExhausted, MatcherRejected
 from phloem.constrained.closing import Closing
 from phloem.constrained.deferred import DeferredClosing
-from phloem.constrained.drafts import Drafter
+from phloem.constrained.drafts import LEAST_CHANCE, Drafter
 from phloem.constrained.grammar import Grammar
 from phloem.constrained.jump import NO_JUMP, Jump, Jumper
 
@@ -320,23 +320,22 @@ class GrammarService:
     def _guesses(
         self, progress: _Progress, row: JumpRow, most: int, left: int, exact: bool
     ) -> Drafted | None:
-        """Move on by guesses, and by what each forces; at most `most` tokens. A step costs enough
-        to try one guess however weak it is; those behind it are of use only if that was right."""
+        """Move on by guesses, and by what each forces, while it is likely that all are right; at
+        most `most` tokens."""
         tokens: list[int] = []
-        draws = [0]
-        scope = row.namespace, row.key
+        draws, chance = [0], 1.0
         while True:
-            guess = self._drafter.guess(scope, progress.tokens, surely=bool(tokens))
-            if guess is None:
+            guess = self._drafter.guess((row.namespace, row.key), progress.tokens)
+            if guess is None or (chance := chance * guess.chance) < LEAST_CHANCE:
                 break
             try:
-                progress.accept([guess])
+                progress.accept([guess.token])
             except MatcherRejected:
                 break
             jump = self._jump(progress, left - len(tokens) - 1, exact)
             if len(tokens) + 1 + len(jump.tokens) > most:
                 break
-            tokens += [guess, *jump.tokens]
+            tokens += [guess.token, *jump.tokens]
             if jump.ends:
                 break
             draws.append(len(tokens))

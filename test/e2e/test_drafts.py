@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ VALIDATOR = jsonschema_rs.validator_for(CALL)
 def config(model: Path, drafts: int, **scheduler: Any) -> ServeConfig:
     return ServeConfig(
         model=ModelOptions(model=str(model)),
-        cache=CacheOptions(kv_tokens=scheduler.pop("kv_tokens", 8192)),
+        cache=CacheOptions(kv_tokens=8192),
         scheduler=SchedulerOptions(**scheduler),
         constraints=ConstraintOptions(draft_tokens=drafts, draft_batch=8),
     )
@@ -208,16 +209,13 @@ async def test_drafts_preemption_and_pages(default_model: Path, plain: Engine) -
     ]
     alone = await answers(plain, requests, 1)
     for page in (1, 16):
-        small = config(default_model, 12, kv_tokens=256, max_running=8)
-        small = ServeConfig(
-            model=small.model,
-            cache=CacheOptions(kv_tokens=256, page_size=page),
-            scheduler=small.scheduler,
-            constraints=small.constraints,
-        )
+        cache = CacheOptions(kv_tokens=160, page_size=page)
+        small = replace(config(default_model, 12, max_running=8), cache=cache)
         async with Engine(small) as tight:
             drafted = await answers(tight, requests, 8)
             assert same(drafted, alone) > 0
+            await asyncio.sleep(1.2)  # counts are told once a second
+            assert tight.stats.preemptions_total > 0
 
 
 @pytest.mark.asyncio(loop_scope="module")
