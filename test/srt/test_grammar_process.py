@@ -150,8 +150,8 @@ def test_drafts_come_back_and_have_their_masks(peer: Peer) -> None:
         told = peer.told()
     draft = Draft([2], [0, 1])
     assert told == GrammarJumped([Forced(2, [], draft=draft)])
-    row = GrammarRow(2, KEY, 1, [], 1000, 0, draft=draft, draft_row=3)
-    peer.scheduler.send(GrammarStep(1, [row]))
+    masked = GrammarRow(2, KEY, 1, [], 1000, 0, draft=draft, draft_row=3)
+    peer.scheduler.send(GrammarStep(1, [masked]))
     assert peer.worker.recv(WAIT_MS) == StepMasks(1, [0, 3])
     assert allowed_tokens(peer.masks.row(1, 3), 4) == [0, 2, 3]
 

@@ -77,3 +77,21 @@ async def test_choices_that_wait_do_not_hide_what_is_cached(
     ]
     assert seen
     assert set(seen) == {1}
+
+
+def test_guesses_of_all_choices_are_added() -> None:
+    counter = UsageCounter(n=2)
+    for index, (accepted, rejected) in enumerate([(3, 1), (4, 0)]):
+        chunk = Chunk(
+            rid="r",
+            prompt_tokens=5,
+            completion_tokens=9,
+            forced_tokens=2,
+            accepted_guesses=accepted,
+            rejected_guesses=rejected,
+        )
+        counter.add(index, chunk)
+    details = counter.usage().completion_tokens_details
+    assert (details.forced_tokens, details.reasoning_tokens) == (4, 0)
+    assert details.accepted_prediction_tokens == 7
+    assert details.rejected_prediction_tokens == 1

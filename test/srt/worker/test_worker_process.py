@@ -458,8 +458,8 @@ def test_a_draft_tells_of_the_closings_that_its_draws_met(harness: Harness) -> N
         for row, only in ((1, 15), (ROWS, second), (ROWS + 1, 15)):
             harness.fill(step, row, only)
         harness.grammar.send(StepMasks(step, [1, ROWS, ROWS + 1], closing=[ROWS + 1]))
-        row = harness.step(step, drafted(1, Draft([15, 15], [0, 1, 2]))).rows[0]
-        assert row.closing == (second == 15)
+        result = harness.step(step, drafted(1, Draft([15, 15], [0, 1, 2])))
+        assert result.rows[0].closing == (second == 15)
 
 
 def test_a_drafts_row_without_its_first_mask_ends(harness: Harness) -> None:
@@ -484,8 +484,8 @@ def test_draws_of_a_draft_have_the_noise_and_penalties_of_their_own_places(
         for row in (2, ROWS, ROWS + 1, ROWS + 2):
             harness.fill(step, row, *range(VOCAB))
         harness.grammar.send(StepMasks(step, [2, ROWS, ROWS + 1, ROWS + 2]))
-        row = harness.step(step, drafted(2, Draft(guess, [0, 1, 2, 3]))).rows[0]
-        assert row.accepted >= 1
-        along += [*guess[: row.accepted], row.token]
+        drew = harness.step(step, drafted(2, Draft(guess, [0, 1, 2, 3]))).rows[0]
+        assert drew.accepted >= 1
+        along += [*guess[: drew.accepted], drew.token]
         step += 1
     assert along[: len(alone)] == alone
