@@ -14,53 +14,37 @@ from phloem.srt.checkpoint.config import KV_ITEM_BYTES, KV_SCALE_BYTES, ModelCon
 
 LANES = 16
 """Outputs that lie side by side."""
-GROUP = 32
-"""Columns whose activations share a scale."""
+STEP = 64
+"""Columns that integer weights are filled up to a multiple of."""
+SPAN = 768
+"""Columns that share a scale, at most."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a weight matrix is kept: bits of a code, and what is beside the codes.
-
-    `group` columns share a scale of `scale_bytes`, and a minimum as large where `minima`; 0: all
-    columns. Floats have no scales.
-    """
+    """How a weight matrix is kept: bits of a weight; integers have, beside them, a scale of 4 bytes and
+    a sum of as many for each output and span."""
 
     bits: int
-    group: int = GROUP
-    scale_bytes: int = 2
-    minima: bool = False
     floats: bool = False
 
     def nbytes(self, rows: int, columns: int) -> int:
-        """Bytes of a matrix: whole blocks of 16 rows, whole pairs of groups of 32 columns."""
-        blocks = -(-rows // LANES)
+        """Bytes of a matrix: whole blocks of 16 rows, whole steps of 64 columns."""
+        lanes = -(-rows // LANES) * LANES
         if self.floats:
-            return blocks * LANES * columns * self.bits // 8
-        groups = -(-columns // GROUP)
-        groups += groups % 2
-        codes = groups * GROUP * self.bits // 8
-        scales = groups * (GROUP // self.group) if self.group else 1
-        return blocks * LANES * (codes + scales * self.scale_bytes * (2 if self.minima else 1))
+            return lanes * columns * self.bits // 8
+        filled = -(-columns // STEP) * STEP
+        return lanes * (filled * self.bits // 8 + -(-filled // SPAN) * 8)
 
 
 LAYOUTS = {
     "F32": Layout(32, floats=True),
     "F16": Layout(16, floats=True),
     "BF16": Layout(16, floats=True),
-    "Q4_0": Layout(4),
-    "Q4_1": Layout(4, minima=True),
-    "Q4_K": Layout(4, scale_bytes=4, minima=True),
-    "int4": Layout(4, minima=True),
-    "Q5_0": Layout(8),
-    "Q5_1": Layout(8, scale_bytes=4, minima=True),
-    "Q5_K": Layout(8, scale_bytes=4, minima=True),
-    "Q6_K": Layout(8, group=16, scale_bytes=4),
-    "Q8_0": Layout(8),
-    "IQ4_NL": Layout(8),
-    "int8": Layout(8, group=0, scale_bytes=4),
+    **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K", "int4", "IQ4_NL"), Layout(8)),
+    **dict.fromkeys(("Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0", "int8"), Layout(8)),
 }
-"""Formats the kernels read; a checkpoint's other types are kept as F32."""
+"""Formats the kernels read; a checkpoint's other types are kept as F32, and 4 bits as bytes."""
 
 
 @dataclass(frozen=True)
@@ -106,12 +90,12 @@ class Weight:
     columns: int
 
     def product(self, count: int) -> Work:
-        """With `count` rows of activations."""
+        """With `count` rows of activations, which integers are multiplied by in two halves."""
         layout = LAYOUTS[self.format]
         operations = self.rows * self.columns * count
         return Work(
             layout.nbytes(self.rows, self.columns),
-            int8=0 if layout.floats else operations,
+            int8=0 if layout.floats else 2 * operations,
             float32=operations if layout.floats else 0,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol, TypeVar
 
@@ -29,6 +30,9 @@ from phloem.srt.models.base import check_kv_size
 log = logging.getLogger(__name__)
 
 LANES = 16
+MOST_AS_BYTES = 1 << 30
+"""Weights up to which those of 4 bits are kept as bytes: more would cost too much memory, and the time
+to read it."""
 FLOAT_FORMATS = frozenset({"F32", "F16", "BF16"})
 _KERNEL_FORMATS = FLOAT_FORMATS | {
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")
@@ -52,7 +56,9 @@ class CpuModel:
 
     `kv_slots` counts slot 0, padding, in; KV is kept in `kv_dtype` (float32, float16, bfloat16,
     int8 with one scale a token and head). `quantization` turns float weights into int8 with one
-    scale a row, or int4 in groups of 32. `isa` names the kernels (by default see `Kernels`).
+    scale for up to 768 columns, or int4 in groups of 32. `isa` names the kernels (by default see
+    `Kernels`). `nibbles` keeps weights of 4 bits as they are, not as bytes (by default if there are more
+    than `MOST_AS_BYTES`): results are the same.
 
     A row's results are the same bits in any batch, with any number of `threads`, and on any
     instruction set, but that "amx" has bits of its own where KV is bfloat16. Raises
@@ -70,8 +76,11 @@ class CpuModel:
         threads: int = 1,
         context_length: int | None = None,
         isa: str | None = None,
+        nibbles: bool | None = None,
     ) -> None:
         self._config = config = checkpoint.config
+        weights = sum(math.prod(shape) for shape in expected_tensors(config).values())
+        self._nibbles = weights > MOST_AS_BYTES if nibbles is None else nibbles
         self._logits = np.empty((0, config.vocab_size), np.float32)
         self._kernels = Kernels(isa)
         self._team = Team(threads)
@@ -183,7 +192,9 @@ class CpuModel:
         if of_heads:
             rows = _padded(rows, self._config.head_dim, padding=-1)
         format, data = self._stored(tensor)
-        self._matrices[tensor.name] = Matrix(format, data, tensor.shape[1], rows, self._team)
+        self._matrices[tensor.name] = Matrix(
+            format, data, tensor.shape[1], rows, self._team, nibbles=self._nibbles
+        )
 
     def _stored(self, tensor: Tensor) -> tuple[str, NDArray[np.uint8]]:
         """The kernels' format for a tensor, and its rows in it, in stored order."""

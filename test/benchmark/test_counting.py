@@ -38,10 +38,10 @@ WEIGHTS = {"model.embed_tokens.weight": Weight("Q8_0", 320, 64)} | {
     for layer in range(2)
     for name, shape in SHAPES.items()
 }
-# 34 bytes for 32 weights.
+# A byte a weight, and 8 for each output.
 LAYER_WEIGHTS = 64 * 64 + 2 * 32 * 64 + 64 * 64 + 3 * 128 * 64
-LAYER_BYTES = LAYER_WEIGHTS // 32 * 34
-HEAD_BYTES = 320 * 64 // 32 * 34
+LAYER_BYTES = LAYER_WEIGHTS + 8 * (64 + 2 * 32 + 64 + 2 * 128 + 64)
+HEAD_BYTES = 320 * (64 + 8)
 
 
 @pytest.mark.parametrize("format", LAYOUTS)
@@ -55,14 +55,14 @@ def test_weights_take_as_many_bytes_as_the_library_says(format: str) -> None:
     assert Weight(format, 33, 768).product(1).nbytes == matrix.nbytes
 
 
-def test_columns_are_filled_up_to_pairs_of_groups() -> None:
-    # 96 columns are three groups: four are kept, each of 32 nibbles, a scale and a minimum.
-    assert LAYOUTS["Q4_1"].nbytes(16, 96) == 16 * 4 * (16 + 2 + 2)
-    assert LAYOUTS["int8"].nbytes(17, 96) == 32 * (128 + 4)
+def test_columns_are_filled_up_to_steps() -> None:
+    # 96 columns are two steps of 64, and one span.
+    assert LAYOUTS["Q4_1"].nbytes(16, 96) == 16 * (128 + 8)
+    assert LAYOUTS["int8"].nbytes(17, 1536) == 32 * (1536 + 2 * 8)
 
 
 def test_a_product_multiplies_in_the_type_its_weights_are_kept_for() -> None:
-    assert Weight("Q4_1", 16, 64).product(3) == Work(16 * 2 * 20, int8=16 * 64 * 3)
+    assert Weight("Q4_1", 16, 64).product(3) == Work(16 * (64 + 8), int8=2 * 16 * 64 * 3)
     assert Weight("BF16", 16, 64).product(3) == Work(16 * 64 * 2, float32=16 * 64 * 3)
 
 
@@ -82,7 +82,7 @@ def test_a_token_of_kv_is_padded_to_vectors_and_int8_has_scales(kv_dtype: str, n
 
 def test_logits_are_written() -> None:
     assert head(WEIGHTS["model.embed_tokens.weight"], 2) == Work(
-        HEAD_BYTES + 2 * 320 * 4, int8=2 * 320 * 64
+        HEAD_BYTES + 2 * 320 * 4, int8=2 * 2 * 320 * 64
     )
 
 
@@ -90,7 +90,7 @@ def test_a_decode_step_reads_all_weights_once_and_each_rows_kv() -> None:
     # A token's KV: 2 · 2 heads · 16 · 2 bytes a layer. Rows of 10 and 20 tokens.
     assert step(CONFIG, WEIGHTS, [Row(1, 10), Row(1, 20)], "float16") == Work(
         2 * LAYER_BYTES + HEAD_BYTES + 2 * 320 * 4 + 2 * (10 + 20) * 128,
-        int8=2 * (2 * LAYER_WEIGHTS + 320 * 64),
+        int8=2 * 2 * (2 * LAYER_WEIGHTS + 320 * 64),
         float32=2 * (10 + 20) * 2 * 4 * 16,
     )
 
@@ -98,7 +98,7 @@ def test_a_decode_step_reads_all_weights_once_and_each_rows_kv() -> None:
 def test_a_prefill_computes_every_token_but_one_row_of_logits() -> None:
     assert step(CONFIG, WEIGHTS, [Row(3, 3)], "float16") == Work(
         2 * LAYER_BYTES + HEAD_BYTES + 320 * 4 + 2 * 3 * 128,
-        int8=3 * 2 * LAYER_WEIGHTS + 320 * 64,
+        int8=2 * (3 * 2 * LAYER_WEIGHTS + 320 * 64),
         float32=2 * (1 + 2 + 3) * 2 * 4 * 16,
     )
 

@@ -91,10 +91,10 @@ API int64_t phloem_row_bytes(const char* format, int columns) {
   return static_cast<int64_t>(columns) / f->elements * f->bytes;
 }
 
-API void* phloem_matrix_new(const char* format, int rows, int columns) {
+API void* phloem_matrix_new(const char* format, int nibbles, int rows, int columns) {
   return guarded<void*>(nullptr, [&]() -> void* {
     const Format* f = find_format(format);
-    Matrix* m = f ? new_matrix(*f, rows, columns) : nullptr;
+    Matrix* m = f ? new_matrix(*f, nibbles, rows, columns) : nullptr;
     if (!m) last_error = f ? "out of memory" : std::string("no format called ") + format;
     return m;
   });

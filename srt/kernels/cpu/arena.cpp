@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <list>
 #include <mutex>
 
@@ -78,5 +79,27 @@ void arena_release(uint8_t* piece) {
     return;
   }
 }
+
+#if defined(__linux__)
+void* pages_allocate(size_t bytes) {
+  const size_t size = rounded(bytes, HUGE_PAGE), mapped = size + HUGE_PAGE;
+  void* p = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) return nullptr;
+  auto* mapping = static_cast<uint8_t*>(p);
+  const size_t before = (HUGE_PAGE - reinterpret_cast<uintptr_t>(p) % HUGE_PAGE) % HUGE_PAGE;
+  if (before) munmap(mapping, before);
+  munmap(mapping + before + size, HUGE_PAGE - before);
+  madvise(mapping + before, size, MADV_HUGEPAGE);
+  return mapping + before;
+}
+void pages_release(void* pages, size_t bytes) { munmap(pages, rounded(bytes, HUGE_PAGE)); }
+#else
+void* pages_allocate(size_t bytes) {
+  void* pages = ::operator new(bytes, std::align_val_t{64}, std::nothrow);
+  if (pages) std::memset(pages, 0, bytes);
+  return pages;
+}
+void pages_release(void* pages, size_t) { ::operator delete(pages, std::align_val_t{64}); }
+#endif
 
 }  // namespace phloem

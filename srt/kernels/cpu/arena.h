@@ -6,6 +6,8 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <new>
+#include <vector>
 
 namespace phloem {
 
@@ -13,5 +15,39 @@ namespace phloem {
 uint8_t* arena_allocate(size_t bytes);
 // Gives back what `arena_allocate` gave. A slab returns to the system with its last piece.
 void arena_release(uint8_t* piece);
+
+// Zeros in a mapping of their own, on huge pages; null if there is no memory. For what a step writes
+// and reads again once, many pages of it.
+void* pages_allocate(size_t bytes);
+void pages_release(void* pages, size_t bytes);
+
+// An allocator for what a step works on.
+template <class T>
+struct StepAllocator {
+  using value_type = T;
+  StepAllocator() = default;
+  template <class U>
+  StepAllocator(const StepAllocator<U>&) {}
+  static constexpr size_t LARGE = size_t{1} << 20;
+  static constexpr auto ALIGNED = std::align_val_t{64};
+  T* allocate(size_t count) {
+    const size_t bytes = count * sizeof(T);
+    void* memory = bytes < LARGE ? ::operator new(bytes, ALIGNED) : pages_allocate(bytes);
+    if (!memory) throw std::bad_alloc();
+    return static_cast<T*>(memory);
+  }
+  void deallocate(T* memory, size_t count) {
+    const size_t bytes = count * sizeof(T);
+    if (bytes < LARGE)
+      ::operator delete(memory, ALIGNED);
+    else
+      pages_release(memory, bytes);
+  }
+  bool operator==(const StepAllocator&) const { return true; }
+  bool operator!=(const StepAllocator&) const { return false; }
+};
+// 64-byte aligned.
+template <class T>
+using StepVector = std::vector<T, StepAllocator<T>>;
 
 }  // namespace phloem

@@ -97,13 +97,13 @@ class Attention {
   const Kernels& kernels_;
   const int queries_;  // of a call
   const size_t scratch_stride_;
-  std::vector<float> scratch_;
+  StepVector<float> scratch_;
   std::vector<SequenceRow> rows_;
   std::vector<ShortQuery> short_;
   std::vector<Chunk> chunks_;
   std::vector<Task> tasks_;
   std::vector<Softmax> partials_;
-  std::vector<float> partial_sums_;
+  StepVector<float> partial_sums_;
   std::unique_ptr<std::atomic<int>[]> left_;
   int left_size_ = 0, left_capacity_ = 0;
 };

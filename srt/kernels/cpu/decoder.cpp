@@ -7,8 +7,10 @@
 namespace phloem {
 namespace {
 
+// Tokens that pass through all layers together: second-level caches hold what they leave.
+constexpr int TOGETHER = 512;
 constexpr int FEW = 4;         // rows up to which every member prepares all of them for itself
-constexpr int PHASES = 9;      // of a layer, at most
+constexpr int PHASES = 10;     // of a layer, at most
 constexpr int HEAD_WIDE = 16;  // blocks of a task of the head
 
 int tasks_of(const Matrix& w) { return (w.blocks() + WIDE - 1) / WIDE; }
@@ -42,7 +44,8 @@ Decoder::Decoder(const DecoderSpec& spec, const Kernels& kernels, Team& team)
       step_job_([this](Member& me) { compute(me); }),
       head_job_([this](Member& me) { compute_logits(me); }) {
   for (int i = 0; i < team.size(); i++)
-    own_.push_back({{spec.hidden, FEW}, {spec.heads * spec.head_dim, FEW}});
+    own_.push_back(
+        {{spec.hidden, FEW}, {spec.heads * spec.head_dim, FEW}, {spec.intermediate, FEW}});
   for (int i = 0; i < spec.layers; i++)
     kv_.push_back(std::make_unique<KvLayer>(shape_, static_cast<KvType>(spec.kv_type), spec.slots));
 }
@@ -62,6 +65,32 @@ void Decoder::reserve(int count) {
 
 void Decoder::step(int count, const int32_t* tokens, const int32_t* positions,
                    const std::vector<SequenceRow>& rows, float* hidden) {
+  team_.settle();
+  for (int from = 0; from < count; from += TOGETHER) {
+    const int some = std::min(TOGETHER, count - from);
+    compute_part(some, tokens + from, positions + from, part_of(rows, from, some),
+                 hidden + static_cast<size_t>(from) * spec_.hidden);
+  }
+}
+
+// Tokens [from, from + count) of the rows that follow each other in `rows`.
+std::vector<SequenceRow> Decoder::part_of(const std::vector<SequenceRow>& rows, int from,
+                                          int count) {
+  std::vector<SequenceRow> part;
+  for (const SequenceRow& row : rows) {
+    const int begin = std::max(row.query, from);
+    const int end = std::min(row.query + row.count, from + count);
+    if (begin >= end) continue;
+    part.push_back(row);
+    part.back().query = begin - from;
+    part.back().count = end - begin;
+    part.back().length = row.length - (row.query + row.count - end);
+  }
+  return part;
+}
+
+void Decoder::compute_part(int count, const int32_t* tokens, const int32_t* positions,
+                           const std::vector<SequenceRow>& rows, float* hidden) {
   team_.settle();
   reserve(count);
   count_ = count;
@@ -93,10 +122,10 @@ void Decoder::compute(Member& me) {
     const bool integer_qkv = integer({layer.q, layer.k, layer.v});
     project_heads(me, layer, normalised(me, layer.attention_norm, integer_qkv, heads), *kv_[i]);
     attention_.run(me, *kv_[i], q_.data(), attended_);
-    add_product(me, *layer.o, attended(me, *layer.o), layer.o_bias);
+    add_product(me, *layer.o, quantized(me, &Own::attended, attended_, *layer.o), layer.o_bias);
     const bool integer_mlp = integer({layer.gate, layer.up});
     gate_and_up(me, layer, normalised(me, layer.mlp_norm, integer_mlp, tasks_of(*layer.gate)));
-    add_product(me, *layer.down, gated_, nullptr);
+    add_product(me, *layer.down, quantized(me, &Own::gated, gated_, *layer.down), nullptr);
   }
   me.each(count_, [&](int i) {
     kernels_.rms_norm(x_.row(i), spec_.norm, spec_.hidden, spec_.eps,
@@ -131,12 +160,12 @@ const Activations& Decoder::normalised(Member& me, const float* weight, bool int
   });
 }
 
-// What attention gave, with its rows in int8 too if the product with w that follows is one of
-// integers.
-const Activations& Decoder::attended(Member& me, const Matrix& w) {
-  if (!w.integer()) return attended_;
-  return prepared(me, &Own::attended, attended_, tasks_of(w), [&](int i, Activations& out) {
-    kernels_.quantize(attended_.row(i), attended_.columns(), out.quantized(i));
+// The rows of `shared`, quantised if the product with w that follows is one of integers.
+const Activations& Decoder::quantized(Member& me, Activations Own::* own, Activations& shared,
+                                      const Matrix& w) {
+  if (!w.integer()) return shared;
+  return prepared(me, own, shared, tasks_of(w), [&](int i, Activations& out) {
+    kernels_.quantize(shared.row(i), shared.columns(), out.quantized(i));
   });
 }
 
@@ -212,16 +241,9 @@ void Decoder::gate_and_up(Member& me, const LayerSpec& layer, const Activations&
       const int* index = identity_.data() + from;
       kernels_.gemm(*layer.gate, begin, end, x, index, rows, gate, width);
       kernels_.gemm(*layer.up, begin, end, x, index, rows, up, width);
-      for (int i = 0; i < rows; i++) {
-        float* product = gate + i * width;
-        if (!layer.down->integer()) {
-          kernels_.silu_and_mul(product, up + i * width, width,
-                                gated_.row(from + i) + begin * LANES);
-          continue;
-        }
-        kernels_.silu_and_mul(product, up + i * width, width, product);
-        kernels_.quantize(product, width, gated_.quantized(from + i).from(begin / 2));
-      }
+      for (int i = 0; i < rows; i++)
+        kernels_.silu_and_mul(gate + i * width, up + i * width, width,
+                              gated_.row(from + i) + begin * LANES);
     }
   });
 }

@@ -68,8 +68,11 @@ class Decoder {
 
  private:
   struct Own {  // what a member prepares for itself when there are few rows
-    Activations normed, attended;
+    Activations normed, attended, gated;
   };
+  static std::vector<SequenceRow> part_of(const std::vector<SequenceRow>& rows, int from, int count);
+  void compute_part(int count, const int32_t* tokens, const int32_t* positions,
+                    const std::vector<SequenceRow>& rows, float* hidden);
   void reserve(int count);
   void compute(Member& me);
   void compute_logits(Member& me);
@@ -79,7 +82,8 @@ class Decoder {
   const Activations& prepared(Member& me, Activations Own::* own, Activations& shared, int tasks,
                               Prepare&& prepare);
   const Activations& normalised(Member& me, const float* weight, bool integer, int tasks);
-  const Activations& attended(Member& me, const Matrix& w);
+  const Activations& quantized(Member& me, Activations Own::* own, Activations& shared,
+                               const Matrix& w);
   void project_heads(Member& me, const LayerSpec& layer, const Activations& x, const KvLayer& kv);
   void head(Member& me, const LayerSpec& layer, const Activations& input, const KvLayer& kv,
             int index);
@@ -108,9 +112,9 @@ class Decoder {
   int capacity_ = 0;
   Activations x_, normed_, attended_, gated_, head_input_;
   std::vector<Own> own_;
-  std::vector<float> q_;
+  StepVector<float> q_;
   size_t temporary_stride_;
-  std::vector<float> temporary_;
+  StepVector<float> temporary_;
   std::vector<int> identity_;
   const std::function<void(Member&)> step_job_, head_job_;
 };

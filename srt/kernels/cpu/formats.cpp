@@ -177,18 +177,6 @@ void unpack_iq4_nl(const uint8_t* p, int columns, Row& row) {
   }
 }
 
-// One scale a row: amax / 127.
-void quantize_int8(const uint8_t* p, int columns, Row& row) {
-  unpack_f32(p, columns, row);
-  row.codes.resize(static_cast<size_t>(columns));
-  float peak = 0;
-  for (float v : row.values) peak = std::max(peak, std::fabs(v));
-  row.scales.assign(1, peak / 127.0f);
-  for (int i = 0; i < columns; i++)
-    row.codes[i] =
-        static_cast<int16_t>(peak > 0 ? std::nearbyint(row.values[i] / peak * 127.0f) : 0);
-}
-
 // Groups of 32 between their extremes. Of a few narrower ranges, the one with the least squared
 // error is kept: clipping an outlier often serves the others better.
 void quantize_int4(const uint8_t* p, int columns, Row& row) {
@@ -225,23 +213,34 @@ void quantize_int4(const uint8_t* p, int columns, Row& row) {
 }
 
 const Format FORMATS[] = {
-    {"F32", 1, 4, Kind::F32, false, false, 0, unpack_f32},
-    {"F16", 1, 2, Kind::F16, false, false, 0, unpack_f16},
-    {"BF16", 1, 2, Kind::BF16, false, false, 0, unpack_bf16},
-    {"Q4_0", 32, 18, Kind::U4, false, false, 32, unpack_q4_0},
-    {"Q4_1", 32, 20, Kind::U4, true, false, 32, unpack_q4_1},
-    {"Q5_0", 32, 22, Kind::S8, false, false, 32, unpack_q5_0},
-    {"Q5_1", 32, 24, Kind::S8, true, true, 32, unpack_q5_1},
-    {"Q8_0", 32, 34, Kind::S8, false, false, 32, unpack_q8_0},
-    {"Q4_K", 256, 144, Kind::U4, true, true, 32, unpack_q4_k},
-    {"Q5_K", 256, 176, Kind::S8, true, true, 32, unpack_q5_k},
-    {"Q6_K", 256, 210, Kind::S8, false, true, 16, unpack_q6_k},
-    {"IQ4_NL", 32, 18, Kind::S8, false, false, 32, unpack_iq4_nl},
-    {"int8", 1, 4, Kind::S8, false, true, 0, quantize_int8},
-    {"int4", 1, 4, Kind::U4, true, false, 32, quantize_int4},
+    {"F32", 1, 4, Kind::F32, false, 0, unpack_f32},
+    {"F16", 1, 2, Kind::F16, false, 0, unpack_f16},
+    {"BF16", 1, 2, Kind::BF16, false, 0, unpack_bf16},
+    {"Q4_0", 32, 18, Kind::U4, false, 32, unpack_q4_0},
+    {"Q4_1", 32, 20, Kind::U4, true, 32, unpack_q4_1},
+    {"Q5_0", 32, 22, Kind::S8, false, 32, unpack_q5_0},
+    {"Q5_1", 32, 24, Kind::S8, true, 32, unpack_q5_1},
+    {"Q8_0", 32, 34, Kind::S8, false, 32, unpack_q8_0},
+    {"Q4_K", 256, 144, Kind::U4, true, 32, unpack_q4_k},
+    {"Q5_K", 256, 176, Kind::S8, true, 32, unpack_q5_k},
+    {"Q6_K", 256, 210, Kind::S8, false, 16, unpack_q6_k},
+    {"IQ4_NL", 32, 18, Kind::S8, false, 32, unpack_iq4_nl},
+    {"int8", 1, 4, Kind::S8, false, 0, unpack_f32},
+    {"int4", 1, 4, Kind::U4, true, 32, quantize_int4},
 };
 
 }  // namespace
+
+void to_values(const Format& format, int columns, Row& row) {
+  if (format.group == 0) return;
+  const int zero = format.kind == Kind::U4 && !format.has_min ? 8 : 0;
+  row.values.resize(static_cast<size_t>(columns));
+  for (int k = 0; k < columns; k++) {
+    const size_t at = static_cast<size_t>(k), group = static_cast<size_t>(k / format.group);
+    row.values[at] = row.scales[group] * static_cast<float>(row.codes[at] - zero);
+    if (format.has_min) row.values[at] += row.minima[group];
+  }
+}
 
 const Format* find_format(const char* name) {
   for (const Format& format : FORMATS)

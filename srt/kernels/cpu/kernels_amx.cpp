@@ -6,12 +6,14 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "target.h"
 
 PHLOEM_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
 #define PHLOEM_ISA amx
 #define PHLOEM_VNNI
+#define PHLOEM_NIBBLE_ROWS
 #define PHLOEM_TILES
 #include "vector_avx512.h"
 #include "kernels_impl.h"

@@ -7,10 +7,10 @@ static void store_kv(const KvArray& kv, int slot, int head, const float* x) {
   if (kv.type == KvType::S8) {
     f32x16 peaks = zero();
     for (int i = 0; i < kv.dim; i += LANES) peaks = larger_magnitudes(peaks, load(x + i));
-    const Coders coders(splat(largest_magnitude(peaks)));
-    kv.scales[place] = coders.scale[0];
+    const Coder coder(largest_magnitude(peaks), 127);
+    kv.scales[place] = coder.scale;
     for (int i = 0; i < kv.dim; i += LANES)
-      store_s8(reinterpret_cast<int8_t*>(kv.data) + at + i, coders.encode(0, load(x + i)));
+      store_s8(reinterpret_cast<int8_t*>(kv.data) + at + i, coder(load(x + i)));
     return;
   }
   for (int i = 0; i < kv.dim; i += LANES) {

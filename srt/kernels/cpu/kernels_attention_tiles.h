@@ -1,8 +1,8 @@
 // Attention over bfloat16 keys and values in AMX tiles.
 //
-// A float32 is the sum of two bfloat16, but for its last 8 bits. With both parts of queries and
-// weights a product is as good as one of 16 bits. Every query has its own row of a tile, and
-// columns are added in one order: a query's result depends on no other.
+// A float32 is the sum of two bfloat16, but for its last 8 bits. With both parts of queries a score is
+// as good as one of 16 bits; weights are rounded to bfloat16, as values are. Every query has its own
+// row of a tile, and columns are added in one order: a query's result depends on no other.
 namespace phloem {
 namespace PHLOEM_ISA {
 
@@ -64,19 +64,42 @@ class TileAttention {
               {queries_.high + i * dim_ + d, queries_.low + i * dim_ + d});
       }
     score();
-    Softmax own[TILE];
     for (int i = 0; i < count; i++) {
       if (i % 8 == 4) keep_awake();
-      own[i] = {peak_of(seen(from + i), scores_ + i * CHUNK), 0, sums_ + i * dim_};
+      peaks_[i] = peak_of(seen(from + i), scores_ + i * CHUNK);
     }
     for (int i = 0; i < count; i++) {
       if (i % 4 == 0) keep_awake();
-      own[i].total = weigh(seen(from + i), own[i].peak, scores_ + i * CHUNK);
+      totals_[i] = weigh(seen(from + i), peaks_[i], scores_ + i * CHUNK);
     }
     add_values();
+    merge(from, count);
+  }
+
+  // What this chunk gave for `count` queries, into what the earlier ones gave; see phloem::merge.
+  void merge(int from, int count) {
+    float peaks[TILE] = {}, totals[TILE] = {}, before[TILE], now[TILE];
+    for (int i = 0; i < count; i++) {
+      peaks[i] = job_.state[from + i]->peak;
+      totals[i] = job_.state[from + i]->total;
+    }
+    const f32x16 peak = max(load(peaks), load(peaks_));
+    const f32x16 finite = max(peak, splat(-3.0e38f));  // where no key was seen there is no peak
+    const f32x16 a = decay(sub(load(peaks), finite)), b = decay(sub(load(peaks_), finite));
+    store(totals, fma(load(totals), a, mul(load(totals_), b)));
+    store(peaks, peak);
+    store(before, a);
+    store(now, b);
     for (int i = 0; i < count; i++) {
       if (i % 8 == 4) keep_awake();
-      merge(*job_.state[from + i], own[i], dim_);
+      Softmax& state = *job_.state[from + i];
+      state.peak = peaks[i];
+      state.total = totals[i];
+      const f32x16 was = splat(before[i]), is = splat(now[i]);
+      for (int d = 0; d < dim_; d += LANES) {
+        const f32x16 own = mul(load(sums_ + i * dim_ + d), is);
+        store(state.sums + d, fma(load(state.sums + d), was, own));
+      }
     }
   }
 
@@ -161,11 +184,6 @@ class TileAttention {
   struct Seen {
     int begin, end;
     __mmask16 first, last;
-    __mmask16 lanes(int i) const {
-      if (i < begin || i >= end) return 0;
-      return static_cast<__mmask16>((i == begin ? first : 0xFFFF) & (i == end - 1 ? last : 0xFFFF));
-    }
-    bool whole(int i) const { return i > begin && i < end - 1; }
   };
   Seen seen(int q) const {
     const int first = job_.first[q], end = job_.end[q];
@@ -175,37 +193,60 @@ class TileAttention {
             static_cast<__mmask16>(0xFFFF >> (LANES - 1 - (end - 1) % LANES))};
   }
 
-  // The largest score of a query; caps the scores.
+  // The largest score that a query sees; caps the scores, and leaves none of what it does not see in
+  // the vectors from begin to end.
   float peak_of(const Seen& seen, float* row) {
-    f32x16 peaks = splat(-INFINITY);
-    for (int i = seen.begin; i < seen.end; i++) {
-      f32x16 score = load(row + i * LANES);
-      if (job_.soft_cap > 0) store(row + i * LANES, score = soft_capped(score, job_.soft_cap));
-      peaks = _mm512_mask_max_ps(peaks, seen.lanes(i), peaks, score);
+    if (job_.soft_cap > 0)
+      for (int i = seen.begin; i < seen.end; i++)
+        store(row + i * LANES, soft_capped(load(row + i * LANES), job_.soft_cap));
+    if (seen.begin < seen.end) {
+      hide(row + seen.begin * LANES, seen.first);
+      hide(row + (seen.end - 1) * LANES, seen.last);
     }
+    f32x16 peaks = splat(-INFINITY);
+    for (int i = seen.begin; i < seen.end; i++) peaks = max(peaks, load(row + i * LANES));
     return largest(peaks);
   }
+  static void hide(float* row, __mmask16 seen) {
+    store(row, _mm512_mask_mov_ps(splat(-INFINITY), seen, load(row)));
+  }
 
-  // From scores to weights, whose two parts take the scores' place: 32 of the one beside 32 of the
-  // other. Returns their sum.
+  // 2^x to 17 bits for x ≤ 0, exactly zero from -127 on (a polynomial of degree 4 around the nearest
+  // whole number, which adding 1.5 · 2²³ leaves in the lowest bits).
+  static f32x16 power_of_two(f32x16 x) {
+    const f32x16 magic = splat(12582912.0f);
+    x = max(splat(-127.0f), x);  // which lets through what is no number
+    const f32x16 shifted = add(x, magic), r = sub(x, sub(shifted, magic));
+    f32x16 p = splat(9.58285e-3f);
+    p = fma(p, r, splat(5.590643e-2f));
+    p = fma(p, r, splat(2.4024099e-1f));
+    p = fma(p, r, splat(6.9312419e-1f));
+    p = fma(p, r, splat(1.0f));
+    const __m512i whole = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), whole));
+  }
+
+  // From scores to weights, as bfloat16 where the first half of each two vectors of scores was.
+  // Returns their sum.
   float weigh(const Seen& seen, float peak, float* row) {
-    const f32x16 most = splat(peak);
+    const f32x16 log2e = splat(1.44269504f), most = splat(-1.44269504f * peak);
     f32x16 totals = zero();
     const auto weight = [&](int i) {
-      const f32x16 w = decay(sub(load(row + i * LANES), most));
-      return seen.whole(i) ? w : _mm512_maskz_mov_ps(seen.lanes(i), w);
+      if (i < seen.begin || i >= seen.end) return zero();
+      return power_of_two(fma(load(row + i * LANES), log2e, most));
     };
     for (int i = 0; i < padded_ / LANES; i += 2) {
-      f32x16 a = zero(), b = zero();
-      if (i + 1 >= seen.begin && i < seen.end) {
-        a = weight(i);
-        b = weight(i + 1);
-        totals = add(add(totals, a), b);
-      }
-      auto* parts = reinterpret_cast<uint16_t*>(row + i * LANES);
-      split(a, b, {parts, parts + 32});
+      const f32x16 a = weight(i), b = weight(i + 1);
+      totals = add(add(totals, a), b);
+      _mm512_storeu_si512(row + i * LANES, to_bf16(a, b));
     }
     return sum(totals);
+  }
+
+  template <int C>
+  static void add_product(const uint16_t* b) {
+    tile_load<6>(b, 64);
+    tile_dot_bf16<C, 4, 6>();
   }
 
   // sums [query][dimension] = weights · values, 64 dimensions at a time.
@@ -225,12 +266,11 @@ class TileAttention {
     for (int from = 0; from < padded_; from += 32) {
       const uint16_t* values = values_ + (from * dim_ + d * 32);
       tile_load<4>(scores_ + from, sizeof(float) * CHUNK);
-      tile_load<5>(scores_ + from + LANES, sizeof(float) * CHUNK);
-      multiply<0>(values);
-      multiply<1>(values + TILE * 32);
+      add_product<0>(values);
+      add_product<1>(values + TILE * 32);
       if (N == 4) {
-        multiply<2>(values + 2 * TILE * 32);
-        multiply<3>(values + 3 * TILE * 32);
+        add_product<2>(values + 2 * TILE * 32);
+        add_product<3>(values + 3 * TILE * 32);
       }
     }
     const auto stride = static_cast<ptrdiff_t>(sizeof(float)) * dim_;
@@ -249,6 +289,7 @@ class TileAttention {
   Parts queries_;     // [TILE][dim]
   float* scores_;     // [TILE][CHUNK], then weights
   float* sums_;       // [TILE][dim]
+  float peaks_[TILE] = {}, totals_[TILE] = {};
 };
 
 }  // namespace PHLOEM_ISA

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels.h"
 #include "target.h"
@@ -10,6 +11,7 @@
 PHLOEM_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
 #define PHLOEM_ISA avx512vnni
 #define PHLOEM_VNNI
+#define PHLOEM_NIBBLE_ROWS
 #include "vector_avx512.h"
 #include "kernels_impl.h"
 PHLOEM_TARGET_END

@@ -2,39 +2,36 @@
 namespace phloem {
 namespace PHLOEM_ISA {
 
-#ifdef PHLOEM_TILES
-#define INTEGER tile_gemm
-#else
-#define INTEGER integer_gemm
+static void integer_gemm(const Matrix& w, int begin, int end, const Rows& rows, float* out,
+                         ptrdiff_t stride) {
+#ifdef PHLOEM_NIBBLE_ROWS
+  if (w.kind == Kind::U4 && rows.count <= NIBBLE_ROWS) {
+    nibble_gemm(w, begin, end, rows, out, stride);
+    return;
+  }
 #endif
+#ifdef PHLOEM_TILES
+  if (TileRows::take(rows)) {
+    TileRows product(rows);
+    multiply_spans(w, begin, end, product, out, stride);
+    return;
+  }
+#endif
+  VectorRows product(rows);
+  multiply_spans(w, begin, end, product, out, stride);
+}
 
 static void gemm(const Matrix& w, int begin, int end, const Activations& x, const int* rows,
                  int count, float* out, ptrdiff_t stride) {
+  if (w.integer()) {
+    integer_gemm(w, begin, end, {x, rows, count}, out, stride);
+    return;
+  }
   auto* product = &float_gemm<Kind::F32>;
   if (w.kind == Kind::F16) product = &float_gemm<Kind::F16>;
   if (w.kind == Kind::BF16) product = &float_gemm<Kind::BF16>;
-  if (w.kind == Kind::U4) {
-    if (!w.has_min)
-      product = &INTEGER<Kind::U4, 32, false, false>;
-    else if (w.wide_scale)
-      product = &INTEGER<Kind::U4, 32, true, true>;
-    else
-      product = &INTEGER<Kind::U4, 32, true, false>;
-  }
-  if (w.kind == Kind::S8) {
-    if (w.group == 0)
-      product = &INTEGER<Kind::S8, 0, false, true>;
-    else if (w.group == 16)
-      product = &INTEGER<Kind::S8, 16, false, true>;
-    else if (w.has_min)
-      product = &INTEGER<Kind::S8, 32, true, true>;
-    else
-      product = &INTEGER<Kind::S8, 32, false, false>;
-  }
   product(w, begin, end, x, rows, 0, count, out, stride);
 }
-
-#undef INTEGER
 
 #ifdef PHLOEM_TILES
 static bool has_tiles(KvType type, int dim) {

@@ -46,84 +46,35 @@ static inline float decay_of(float x) {
   return lanes[0];
 }
 
-// From values to codes in [-127, 127], and back by `scale`, given the largest magnitudes of sixteen
-// groups. Not-a-number and infinity are the largest of all, so they end up in the scale.
-struct Coders {
-  float scale[LANES];
-  explicit Coders(f32x16 peaks) {
-    // A power of two, nearly always one, that keeps the inverse of the smallest peaks finite.
-    const f32x16 whole = splat(0x1p60f);
-    const f32x16 up = max(splat(1.0f), sub(whole, zero_if_less(peaks, splat(0x1p-100f), whole)));
-    const f32x16 inverse = div(splat(127.0f), mul(peaks, up));
-    store(scale, div(peaks, splat(127.0f)));
-    store(lift_, up);
-    store(factor_, zero_if_less(peaks, splat(0x1p-149f), inverse));
-  }
-  f32x16 encode(int group, const f32x16& x) const {
-    return round(mul(mul(x, splat(lift_[group])), splat(factor_[group])));
-  }
+// To codes in [-most, most] and, by `scale`, back, given the largest magnitude there is. Below a
+// certain size nothing is told from zero any more. Not-a-number and infinity are the largest of all,
+// so they end up in the scale.
+class Coder {
+ public:
+  Coder(float peak, float most) : Coder(peak < 0x1p-113f ? 0x1p-113f : peak, most, true) {}
+  // Stores of codes round to nearest even.
+  f32x16 operator()(f32x16 x) const { return mul(x, splat(inverse_)); }
+  const float scale;
 
  private:
-  float lift_[LANES], factor_[LANES];
+  Coder(float peak, float most, bool) : scale(peak / most), inverse_(most / peak) {}
+  const float inverse_;
 };
 
-// What is kept beside the codes of a group; their sums come as float32, which has them exactly.
-static inline void note(const QuantizedRow& out, int g, float scale, float first, float second) {
-  // A sum of what is not a number is multiplied by a scale that is none.
-  out.half_sum[2 * g] = first == first ? static_cast<int32_t>(first) : 0;
-  out.half_sum[2 * g + 1] = second == second ? static_cast<int32_t>(second) : 0;
-  out.sum[g] = out.half_sum[2 * g] + out.half_sum[2 * g + 1];
-  out.scale[g] = scale;
-  out.scaled_sum[g] = scale * static_cast<float>(out.sum[g]);
-}
-
-static inline void quantize_one(const float* x, const QuantizedRow& out) {
-  const f32x16 a = load(x), b = load(x + LANES);
-  const Coders coders(splat(largest_magnitude(larger_magnitudes(a, b))));
-  const f32x16 first = coders.encode(0, a), second = coders.encode(0, b);
-  store_s8(out.q, first);
-  store_s8(out.q + LANES, second);
-  note(out, 0, coders.scale[0], sum(first), sum(second));
-}
-
-// n groups, up to sixteen. Maxima and sums are taken over vectors of one lane a group: what is
-// kept in memory meanwhile is read as it was written, or else would have to be waited for.
-static inline void quantize_groups(const float* x, int n, const QuantizedRow& out) {
-  float rows[2][LANES][LANES] = {}, turned[LANES][LANES];
-  for (int i = 0; i < n; i++)
-    store(rows[0][i], larger_magnitudes(load(x + i * GROUP), load(x + i * GROUP + LANES)));
-  transpose(rows[0][0], LANES, turned[0]);
-  f32x16 peaks = load(turned[0]);
-  for (int i = 1; i < LANES; i++) peaks = larger_magnitudes(peaks, load(turned[i]));
-  const Coders coders(peaks);
-  for (int i = 0; i < n; i++)
-    for (int half = 0; half < 2; half++) {
-      const int at = i * GROUP + half * LANES;
-      const f32x16 codes = coders.encode(i, load(x + at));
-      store_s8(out.q + at, codes);
-      store(rows[half][i], codes);
-    }
-  float sums[2][LANES];
-  for (int half = 0; half < 2; half++) {
-    transpose(rows[half][0], LANES, turned[0]);
-    f32x16 total = load(turned[0]);
-    for (int i = 1; i < LANES; i++) total = add(total, load(turned[i]));
-    store(sums[half], total);
-  }
-  for (int i = 0; i < n; i++) note(out, i, coders.scale[i], sums[0][i], sums[1][i]);
-}
-
 static void quantize(const float* x, int columns, const QuantizedRow& out) {
-  const int whole = columns / GROUP;
-  int g = 0;
-  for (; g + 8 <= whole; g += LANES)
-    quantize_groups(x + g * GROUP, whole - g < LANES ? whole - g : LANES, out.from(g));
-  for (; g < whole; g++) quantize_one(x + g * GROUP, out.from(g));
-  if (whole * GROUP == columns) return;
-  float last[GROUP] = {};
-  const size_t left = static_cast<size_t>(columns - whole * GROUP);
-  std::memcpy(last, x + whole * GROUP, sizeof(float) * left);
-  quantize_one(last, out.from(whole));
+  const auto sixteen = [&](int k) {
+    return columns - k >= LANES ? load(x + k) : columns > k ? load_part(x + k, columns - k) : zero();
+  };
+  f32x16 peaks = zero();
+  for (int k = 0; k < columns; k += LANES) peaks = larger_magnitudes(peaks, sixteen(k));
+  const Coder coder(largest_magnitude(peaks), 16383);
+  *out.scale = coder.scale;
+  uint8_t* step = out.planes;
+  for (int k = 0; k < columns; k += STEP, step += STEP_PLANES) {
+    const f32x16 codes[4] = {coder(sixteen(k)), coder(sixteen(k + 16)), coder(sixteen(k + 32)),
+                             coder(sixteen(k + 48))};
+    store_planes(step, codes);
+  }
 }
 
 static void rms_norm(const float* x, const float* w, int n, float eps, float* out) {

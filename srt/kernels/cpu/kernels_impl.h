@@ -6,11 +6,16 @@
 #include "kernels.h"
 
 #include "kernels_elementwise.h"
-#include "kernels_products.h"
+#include "kernels_float_products.h"
+#include "kernels_nibbles.h"
+#include "kernels_integer_products.h"
+#ifdef PHLOEM_NIBBLE_ROWS
+#include "kernels_nibble_rows.h"
+#endif
 #include "kernels_attention.h"
 #ifdef PHLOEM_TILES
 #include "tiles.h"
-#include "kernels_products_tiles.h"
+#include "kernels_integer_tiles.h"
 #include "kernels_attention_tiles.h"
 #endif
 #include "kernels_choice.h"

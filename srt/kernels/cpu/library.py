@@ -72,7 +72,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "phloem_team_new": (c_void_p, [c_int]),
     "phloem_team_delete": (None, [c_void_p]),
     "phloem_row_bytes": (c_int64, [c_char_p, c_int]),
-    "phloem_matrix_new": (c_void_p, [c_char_p, c_int, c_int]),
+    "phloem_matrix_new": (c_void_p, [c_char_p, c_int, c_int, c_int]),
     "phloem_matrix_pack": (None, [c_void_p, c_char_p, c_void_p, c_int64, c_void_p, c_void_p]),
     "phloem_matrix_delete": (None, [c_void_p]),
     "phloem_matrix_bytes": (c_int64, [c_void_p]),
@@ -214,6 +214,8 @@ class Matrix(_Owned):
         columns: int,
         order: NDArray[np.int32],
         team: Team,
+        *,
+        nibbles: bool = False,
     ) -> None:
         self.format = format
         self.shape = (len(order), columns)
@@ -225,7 +227,7 @@ class Matrix(_Owned):
         order = np.ascontiguousarray(order, np.int32)
         if len(order) and not -1 <= order.min() <= order.max() < len(data):
             raise ValueError(f"order names rows outside the {len(data)} there are")
-        created = library().phloem_matrix_new(format.encode(), *self.shape)
+        created = library().phloem_matrix_new(format.encode(), nibbles, *self.shape)
         self._own(created, f"a matrix of {self.shape}")
         library().phloem_matrix_pack(
             self.handle, format.encode(), address(data), row_bytes, address(order), team.handle

@@ -1,18 +1,18 @@
 // A weight matrix, repacked once so that sixteen outputs lie side by side.
 //
 // Rows (outputs) are grouped in blocks of 16, and a block is read from front to end, so that the
-// whole matrix is one stream. A block of integer codes is a sequence of records, each for two
-// groups of 32 columns: the codes of both, their scales, their minima (16 each a group).
+// whole matrix is one stream.
 //
-//   value[row][column] = scale[row][group] · code + minimum[row][group]
-//
-// Codes of 16 rows are interleaved by fours: 64 bytes are 16 rows × 4 columns, what one
-// dot-product instruction takes.
-// U4: two codes a byte, columns 4j.. in the low halves of run j, 16 + 4j.. in the high ones;
-//     without minima the code stands for code - 8.
-// S8: a byte is code + 128. `group` 16 has two scales for 32 columns; `group` 0 has one for the
-//     row, at the end of the block.
-// F16, BF16, F32: [column][16 rows], no scales.
+// S8, U4: value = scale · code, code in [-127, 127], with a scale for each output and each span of
+// up to 768 columns. Behind a block's codes come its spans' scales as float32 and the sums of their
+// codes as int32, 16 each.
+//   S8: codes in steps of 64 columns, a kilobyte each, what one tile takes: runs of 4 columns of
+//       16 outputs, what one dot-product instruction takes.
+//   U4: 4 bits a code: what stands for code = (factor · nibble + offset) >> 8, in int16, with a
+//       factor and an offset for each output and 32 columns. A block is four quarters of the
+//       outputs 4 · lane + quarter: for each 32 columns 64 bytes of nibbles (16 bytes a lane;
+//       columns 0 to 15 in the low halves), then for each 32 columns 4 factors and 4 offsets.
+// F16, BF16, F32: [column][16 rows].
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -20,35 +20,57 @@
 namespace phloem {
 
 constexpr int LANES = 16;
-constexpr int GROUP = 32;
+constexpr int GROUP = 32;      // columns of a factor and an offset
+constexpr int STEP = 64;       // columns of a step
+constexpr int SPAN_STEPS = 12;  // steps of a span, at most
+constexpr size_t STEP_BYTES = STEP * LANES;    // of S8
+constexpr size_t GROUP_BYTES = GROUP * 4 / 2;  // of a quarter of U4: nibbles,
+constexpr size_t TERM_BYTES = 4 * (2 + 2);     // and factors and offsets
+constexpr size_t TAIL_BYTES = LANES * (4 + 4);  // of a span: scales and sums
 
 enum class Kind : int { U4 = 0, S8 = 1, F16 = 2, BF16 = 3, F32 = 4 };
 
 struct Matrix {
   Kind kind;
-  bool has_min;     // minima beside the scales
-  bool wide_scale;  // scales and minima as float32, else float16
-  int group;        // columns a scale is for: 32, 16 or 0 (all)
   int rows, columns;
   uint8_t* data;
 
   int blocks() const { return (rows + LANES - 1) / LANES; }
-  int groups() const { return (columns + GROUP - 1) / GROUP; }
   bool integer() const { return kind == Kind::U4 || kind == Kind::S8; }
-  size_t scale_size() const { return wide_scale ? 4 : 2; }  // of one scale
-  size_t group_codes() const { return kind == Kind::U4 ? GROUP * LANES / 2 : GROUP * LANES; }
-  size_t group_scales() const {  // bytes of the scales of a group
-    return group ? static_cast<size_t>(GROUP / group) * LANES * scale_size() : 0;
+
+  int steps() const { return (columns + STEP - 1) / STEP; }
+  int spans() const { return (steps() + SPAN_STEPS - 1) / SPAN_STEPS; }
+  int span_steps() const { return (steps() + spans() - 1) / spans(); }  // of all but the last
+  int span_end(int span) const {
+    const int end = (span + 1) * span_steps();
+    return end < steps() ? end : steps();
   }
-  size_t record() const { return 2 * (group_codes() + group_scales() * (has_min ? 2 : 1)); }
-  size_t records() const { return static_cast<size_t>(groups() + 1) / 2; }
+  size_t nibble_bytes() const { return static_cast<size_t>(steps()) * 2 * GROUP_BYTES; }
+  size_t quarter_bytes() const {  // whole cache lines
+    const size_t terms = static_cast<size_t>(steps()) * 2 * TERM_BYTES;
+    return nibble_bytes() + (terms + 63) / 64 * 64;
+  }
+  size_t code_bytes() const {
+    return kind == Kind::U4 ? 4 * quarter_bytes() : static_cast<size_t>(steps()) * STEP_BYTES;
+  }
+  const uint8_t* tail(const uint8_t* block, int span) const {
+    return block + code_bytes() + static_cast<size_t>(span) * TAIL_BYTES;
+  }
+
   size_t stride() const {
-    if (integer()) return records() * record() + (group ? 0 : LANES * scale_size());
+    if (integer()) return code_bytes() + static_cast<size_t>(spans()) * TAIL_BYTES;
     return static_cast<size_t>(columns) * LANES * (kind == Kind::F32 ? 4 : 2);
   }
   const uint8_t* block(int i) const { return data + static_cast<size_t>(i) * stride(); }
   size_t bytes() const { return static_cast<size_t>(blocks()) * stride(); }
 };
+
+// What the nibble stands for.
+inline int code_of(int nibble, uint16_t factor, int16_t offset) {
+  const auto sum = static_cast<uint16_t>(factor * static_cast<unsigned>(nibble) +
+                                         static_cast<unsigned>(static_cast<uint16_t>(offset)));
+  return static_cast<int16_t>(sum) >> 8;
+}
 
 // Writes row `row` as float32 [columns].
 void read_row(const Matrix& matrix, int row, float* out);

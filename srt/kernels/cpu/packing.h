@@ -6,8 +6,9 @@
 
 namespace phloem {
 
-// A matrix of zeros in the kind that `format` is kept in; null if there is no memory.
-Matrix* new_matrix(const Format& format, int rows, int columns);
+// A matrix of zeros in the kind that `format` is kept in, codes of 4 bits as bytes if not as
+// `nibbles`; null if there is no memory.
+Matrix* new_matrix(const Format& format, bool nibbles, int rows, int columns);
 void delete_matrix(Matrix* matrix);
 
 // Row i of `matrix` becomes stored row order[i] of `data`; -1 leaves it zero.

@@ -28,9 +28,10 @@ template <int T>
 static inline void tile_store(void* p, ptrdiff_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(p), "r"(stride), "i"(T) : "memory");
 }
+// Unsigned bytes of A by signed ones of B.
 template <int C, int A, int B>
-static inline void tile_dot_s8() {
-  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+static inline void tile_dot_u8() {
+  asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
 }
 template <int C, int A, int B>
 static inline void tile_dot_bf16() {

@@ -15,9 +15,6 @@ struct f32x16 {
 struct i32x16 {
   __m256i a, b;
 };
-struct u8x64 {
-  __m256i a, b;
-};
 
 static inline f32x16 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 static inline f32x16 splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
@@ -178,55 +175,161 @@ static inline i32x16 splat_i32(int32_t x) { return {_mm256_set1_epi32(x), _mm256
 static inline f32x16 to_float(i32x16 v) {
   return {_mm256_cvtepi32_ps(v.a), _mm256_cvtepi32_ps(v.b)};
 }
-static inline u8x64 load_codes(const uint8_t* p) {
-  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
-          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
+static inline __m256i load_32(const uint8_t* p) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
 }
-static inline u8x64 low_nibbles(u8x64 c) {
-  const __m256i mask = _mm256_set1_epi8(15);
-  return {_mm256_and_si256(c.a, mask), _mm256_and_si256(c.b, mask)};
+static inline void store_32(uint8_t* p, __m256i v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v);
 }
-static inline u8x64 high_nibbles(u8x64 c) {
-  const __m256i mask = _mm256_set1_epi8(15);
-  return {_mm256_and_si256(_mm256_srli_epi16(c.a, 4), mask),
-          _mm256_and_si256(_mm256_srli_epi16(c.b, 4), mask)};
+static inline i32x16 load_i32(const uint8_t* p) { return {load_32(p), load_32(p + 32)}; }
+struct s8_codes {
+  __m256i a, b;
+};
+static inline s8_codes load_s8_codes(const uint8_t* p) { return {load_32(p), load_32(p + 32)}; }
+
+// The codes of two of a quarter's four outputs for 32 columns, sixteen bytes of each.
+struct NibbleCodes {
+  __m256i first, second;  // columns 0 to 15, and 16 to 31
+  NibbleCodes(const uint8_t* nibbles, const uint8_t* terms, int half) {
+    const __m256i table = code_table(terms, 2 * half), low = _mm256_set1_epi8(15);
+    const __m256i pairs = load_32(nibbles + 32 * half);
+    first = _mm256_shuffle_epi8(table, _mm256_and_si256(pairs, low));
+    second = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(pairs, 4), low));
+  }
+
+ private:
+  // In each half the codes of an output's nibbles 0 to 15.
+  static __m256i code_table(const uint8_t* terms, int output) {
+    const __m256i all = _mm256_broadcastsi128_si256(load_16(terms));
+    const __m256i factor = _mm256_shuffle_epi8(all, words_of(output));
+    const __m256i offset = _mm256_shuffle_epi8(all, words_of(4 + output));
+    const __m256i ones = _mm256_broadcastsi128_si256(_mm_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7));
+    const __m256i more = _mm256_broadcastsi128_si256(_mm_setr_epi16(8, 9, 10, 11, 12, 13, 14, 15));
+    return _mm256_packs_epi16(eight(factor, ones, offset), eight(factor, more, offset));
+  }
+  // Picks word `first` for one half, the next for the other.
+  static __m256i words_of(int first) {
+    const int pick = 0x01000100 + first * 0x02020202, next = pick + 0x02020202;
+    return _mm256_setr_epi32(pick, pick, pick, pick, next, next, next, next);
+  }
+  static __m256i eight(__m256i factor, __m256i nibble, __m256i offset) {
+    return _mm256_srai_epi16(_mm256_add_epi16(_mm256_mullo_epi16(factor, nibble), offset), 8);
+  }
+};
+
+// Four vectors with four dwords of two outputs each → dword i of all eight, for each i.
+static inline void store_turned(const __m256i* in, uint8_t* out) {
+  const __m256i low01 = _mm256_unpacklo_epi32(in[0], in[1]);
+  const __m256i high01 = _mm256_unpackhi_epi32(in[0], in[1]);
+  const __m256i low23 = _mm256_unpacklo_epi32(in[2], in[3]);
+  const __m256i high23 = _mm256_unpackhi_epi32(in[2], in[3]);
+  store_32(out, _mm256_unpacklo_epi64(low01, low23));
+  store_32(out + 64, _mm256_unpackhi_epi64(low01, low23));
+  store_32(out + 128, _mm256_unpacklo_epi64(high01, high23));
+  store_32(out + 192, _mm256_unpackhi_epi64(high01, high23));
 }
 
-using x4 = __m256i;
-static inline x4 load_x4(const int8_t* p) {
+static inline void unpack_group(const uint8_t* const* nibbles, const uint8_t* const* terms,
+                                uint8_t* out) {
+  for (int half = 0; half < 2; half++, out += 32) {
+    __m256i first[4], second[4];
+    for (int q = 0; q < 4; q++) {
+      const NibbleCodes codes(nibbles[q], terms[q], half);
+      first[q] = codes.first;
+      second[q] = codes.second;
+    }
+    store_turned(first, out);
+    store_turned(second, out + 256);
+  }
+}
+
+#ifdef PHLOEM_VNNI
+// A row's code is 256 · high + low - 16384: two planes of unsigned bytes.
+struct code_sums {
+  i32x16 high, low;
+};
+struct row_run {
+  __m256i high, low;
+};
+static inline code_sums no_sums() { return {splat_i32(0), splat_i32(0)}; }
+static inline __m256i four_bytes(const uint8_t* p) {
   int32_t four;
   std::memcpy(&four, p, 4);
   return _mm256_set1_epi32(four);
 }
-
-#ifdef PHLOEM_VNNI
-static inline i32x16 dot_u4(i32x16 acc, u8x64 codes, x4 x) {
-  return {_mm256_dpbusd_avx_epi32(acc.a, codes.a, x), _mm256_dpbusd_avx_epi32(acc.b, codes.b, x)};
+static inline row_run load_run(const uint8_t* planes, int run) {
+  return {four_bytes(planes + 4 * run), four_bytes(planes + PLANE + 4 * run)};
 }
-static inline i32x16 dot_s8(i32x16 acc, u8x64 codes, x4 x) { return dot_u4(acc, codes, x); }
-static inline i32x16 s8_start(int32_t sum_x) { return splat_i32(-128 * sum_x); }
+static inline code_sums dot(code_sums acc, s8_codes w, row_run x) {
+  return {{_mm256_dpbusd_avx_epi32(acc.high.a, x.high, w.a),
+           _mm256_dpbusd_avx_epi32(acc.high.b, x.high, w.b)},
+          {_mm256_dpbusd_avx_epi32(acc.low.a, x.low, w.a),
+           _mm256_dpbusd_avx_epi32(acc.low.b, x.low, w.b)}};
+}
+static inline __m256i whole_8(__m256i high, __m256i low, __m256i of_codes) {
+  const __m256i both = _mm256_add_epi32(_mm256_slli_epi32(high, 8), low);
+  return _mm256_sub_epi32(both, _mm256_slli_epi32(of_codes, 14));
+}
+static inline i32x16 whole_sums(code_sums acc, i32x16 of_codes) {
+  return {whole_8(acc.high.a, acc.low.a, of_codes.a), whole_8(acc.high.b, acc.low.b, of_codes.b)};
+}
+// Sixteen numbers in [0, 255] as bytes.
+static inline void store_bytes(uint8_t* p, __m256i a, __m256i b) {
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xD8);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm_packus_epi16(_mm256_castsi256_si128(words),
+                                    _mm256_extracti128_si256(words, 1)));
+}
+static inline void store_planes(uint8_t* planes, const f32x16* codes) {
+  const __m256i zero = _mm256_set1_epi32(16384), low = _mm256_set1_epi32(255);
+  for (int i = 0; i < 4; i++, planes += 16) {
+    const __m256i a = _mm256_add_epi32(_mm256_cvtps_epi32(codes[i].a), zero);
+    const __m256i b = _mm256_add_epi32(_mm256_cvtps_epi32(codes[i].b), zero);
+    store_bytes(planes, _mm256_and_si256(_mm256_srli_epi32(a, 8), low),
+                _mm256_and_si256(_mm256_srli_epi32(b, 8), low));
+    store_bytes(planes + PLANE, _mm256_and_si256(a, low), _mm256_and_si256(b, low));
+  }
+}
 #else
-static inline __m256i add_pairs(__m256i acc, __m256i words) {
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(words, _mm256_set1_epi16(1)));
+// Of four lanes each, pairs of columns apart.
+struct code_sums {
+  __m256i fours[4];
+};
+using row_run = __m256i;
+static inline code_sums no_sums() {
+  const __m256i none = _mm256_setzero_si256();
+  return {{none, none, none, none}};
 }
-static inline i32x16 dot_u4(i32x16 acc, u8x64 codes, x4 x) {
-  return {add_pairs(acc.a, _mm256_maddubs_epi16(codes.a, x)),
-          add_pairs(acc.b, _mm256_maddubs_epi16(codes.b, x))};
+static inline row_run load_run(const uint8_t* planes, int run) {
+  int64_t four;
+  std::memcpy(&four, planes + run / 8 * PLANE + run % 8 * 8, 8);
+  return _mm256_set1_epi64x(four);
 }
-// vpmaddubsw saturates for full bytes, so the sign moves to x: |w| ≤ 128 and |x| ≤ 127 do not.
-static inline __m256i signed_products(__m256i codes, __m256i x) {
-  const __m256i w = _mm256_xor_si256(codes, _mm256_set1_epi8(-128));
-  return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+static inline __m256i add_words(__m256i acc, __m128i w, __m256i x) {
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_cvtepi8_epi16(w), x));
 }
-static inline i32x16 dot_s8(i32x16 acc, u8x64 codes, x4 x) {
-  return {add_pairs(acc.a, signed_products(codes.a, x)),
-          add_pairs(acc.b, signed_products(codes.b, x))};
+static inline code_sums dot(code_sums acc, s8_codes w, row_run x) {
+  return {{add_words(acc.fours[0], _mm256_castsi256_si128(w.a), x),
+           add_words(acc.fours[1], _mm256_extracti128_si256(w.a, 1), x),
+           add_words(acc.fours[2], _mm256_castsi256_si128(w.b), x),
+           add_words(acc.fours[3], _mm256_extracti128_si256(w.b, 1), x)}};
 }
-static inline i32x16 s8_start(int32_t) { return splat_i32(0); }
+static inline __m256i add_neighbours(__m256i a, __m256i b) {
+  return _mm256_permute4x64_epi64(_mm256_hadd_epi32(a, b), 0xD8);
+}
+static inline i32x16 whole_sums(code_sums acc, i32x16) {
+  return {add_neighbours(acc.fours[0], acc.fours[1]), add_neighbours(acc.fours[2], acc.fours[3])};
+}
+static inline void store_planes(uint8_t* planes, const f32x16* codes) {
+  for (int i = 0; i < 4; i++) {
+    const __m256i words =
+        _mm256_packs_epi32(_mm256_cvtps_epi32(codes[i].a), _mm256_cvtps_epi32(codes[i].b));
+    store_32(planes + i / 2 * PLANE + i % 2 * 32, _mm256_permute4x64_epi64(words, 0xD8));
+  }
+}
 #endif
 
-constexpr int ROWS_INT = 4;
-constexpr int ROWS_PAIRED = 0;
+constexpr int SPAN_ROWS = 2;
 constexpr int ROWS_FLOAT = 2;
 constexpr int QUERIES = 1;
 

@@ -11,7 +11,6 @@ namespace PHLOEM_ISA {
 
 using f32x16 = __m512;
 using i32x16 = __m512i;
-using u8x64 = __m512i;
 
 static inline f32x16 zero() { return _mm512_setzero_ps(); }
 static inline f32x16 splat(float x) { return _mm512_set1_ps(x); }
@@ -137,48 +136,152 @@ static inline void transpose(const float* in, int stride, float* out) {
 
 static inline i32x16 splat_i32(int32_t x) { return _mm512_set1_epi32(x); }
 static inline f32x16 to_float(i32x16 v) { return _mm512_cvtepi32_ps(v); }
-static inline u8x64 load_codes(const uint8_t* p) {
+static inline i32x16 load_i32(const uint8_t* p) {
   return _mm512_loadu_si512(reinterpret_cast<const void*>(p));
 }
-static inline u8x64 low_nibbles(u8x64 c) { return _mm512_and_si512(c, _mm512_set1_epi8(15)); }
-static inline u8x64 high_nibbles(u8x64 c) {
-  return _mm512_and_si512(_mm512_srli_epi16(c, 4), _mm512_set1_epi8(15));
+using s8_codes = __m512i;
+static inline s8_codes load_s8_codes(const uint8_t* p) { return load_i32(p); }
+
+// The codes of four outputs for 32 columns, sixteen bytes of each.
+struct NibbleCodes {
+  __m512i first, second;  // columns 0 to 15, and 16 to 31
+  NibbleCodes(const uint8_t* nibbles, const uint8_t* terms) {
+    const __m512i table = code_table(terms), low = _mm512_set1_epi8(15);
+    const __m512i pairs = _mm512_loadu_si512(reinterpret_cast<const void*>(nibbles));
+    first = _mm512_shuffle_epi8(table, _mm512_and_si512(pairs, low));
+    second = _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(pairs, 4), low));
+  }
+
+ private:
+  // In each quarter the codes of an output's nibbles 0 to 15.
+  static __m512i code_table(const uint8_t* terms) {
+    const __m512i all = _mm512_broadcast_i32x4(
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(terms)));
+    const __m512i factor = _mm512_shuffle_epi8(all, words_of(0));
+    const __m512i offset = _mm512_shuffle_epi8(all, words_of(4));
+    const __m512i ones = _mm512_broadcast_i32x4(_mm_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7));
+    const __m512i more = _mm512_broadcast_i32x4(_mm_setr_epi16(8, 9, 10, 11, 12, 13, 14, 15));
+    return _mm512_packs_epi16(eight(factor, ones, offset), eight(factor, more, offset));
+  }
+  // Picks word `first` + i in quarter i.
+  static __m512i words_of(int first) {
+    const auto pick = [&](int i) { return static_cast<int>(0x01000100 + (first + i) * 0x02020202); };
+    return _mm512_setr_epi32(pick(0), pick(0), pick(0), pick(0), pick(1), pick(1), pick(1), pick(1),
+                             pick(2), pick(2), pick(2), pick(2), pick(3), pick(3), pick(3), pick(3));
+  }
+  static __m512i eight(__m512i factor, __m512i nibble, __m512i offset) {
+    return _mm512_srai_epi16(_mm512_add_epi16(_mm512_mullo_epi16(factor, nibble), offset), 8);
+  }
+};
+
+// Four vectors with four dwords of four outputs each → dword i of all sixteen, for each i.
+static inline void turn_fours(const __m512i* in, __m512i* out) {
+  const __m512i low01 = _mm512_unpacklo_epi32(in[0], in[1]);
+  const __m512i high01 = _mm512_unpackhi_epi32(in[0], in[1]);
+  const __m512i low23 = _mm512_unpacklo_epi32(in[2], in[3]);
+  const __m512i high23 = _mm512_unpackhi_epi32(in[2], in[3]);
+  out[0] = _mm512_unpacklo_epi64(low01, low23);
+  out[1] = _mm512_unpackhi_epi64(low01, low23);
+  out[2] = _mm512_unpacklo_epi64(high01, high23);
+  out[3] = _mm512_unpackhi_epi64(high01, high23);
+}
+static inline __m512i add_fours(const __m512i* in) {
+  __m512i out[4];
+  turn_fours(in, out);
+  return _mm512_add_epi32(_mm512_add_epi32(out[0], out[1]), _mm512_add_epi32(out[2], out[3]));
 }
 
-using x4 = __m512i;
-static inline x4 load_x4(const int8_t* p) {
+static inline void unpack_group(const uint8_t* const* nibbles, const uint8_t* const* terms,
+                                uint8_t* out) {
+  __m512i first[4], second[4], turned[4];
+  for (int q = 0; q < 4; q++) {
+    const NibbleCodes codes(nibbles[q], terms[q]);
+    first[q] = codes.first;
+    second[q] = codes.second;
+  }
+  turn_fours(first, turned);
+  for (int i = 0; i < 4; i++) _mm512_storeu_si512(out + 64 * i, turned[i]);
+  turn_fours(second, turned);
+  for (int i = 0; i < 4; i++) _mm512_storeu_si512(out + 64 * (4 + i), turned[i]);
+}
+
+#ifdef PHLOEM_VNNI
+// A row's code is 256 · high + low - 16384: two planes of unsigned bytes.
+struct code_sums {
+  __m512i high, low;
+};
+struct row_run {
+  __m512i high, low;
+};
+static inline code_sums no_sums() { return {_mm512_setzero_si512(), _mm512_setzero_si512()}; }
+static inline __m512i four_bytes(const uint8_t* p) {
   int32_t four;
   std::memcpy(&four, p, 4);
   return _mm512_set1_epi32(four);
 }
-
-#ifdef PHLOEM_VNNI
-static inline i32x16 dot_u4(i32x16 acc, u8x64 codes, x4 x) {
-  return _mm512_dpbusd_epi32(acc, codes, x);
+static inline row_run load_run(const uint8_t* planes, int run) {
+  return {four_bytes(planes + 4 * run), four_bytes(planes + PLANE + 4 * run)};
 }
-static inline i32x16 dot_s8(i32x16 acc, u8x64 codes, x4 x) {
-  return _mm512_dpbusd_epi32(acc, codes, x);
+static inline __m512i sixteen_bytes(const uint8_t* p) {
+  return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
-static inline i32x16 s8_start(int32_t sum_x) { return splat_i32(-128 * sum_x); }
+static inline row_run sixteen_columns(const uint8_t* planes) {
+  return {sixteen_bytes(planes), sixteen_bytes(planes + PLANE)};
+}
+static inline code_sums dot(code_sums acc, s8_codes w, row_run x) {
+  return {_mm512_dpbusd_epi32(acc.high, x.high, w), _mm512_dpbusd_epi32(acc.low, x.low, w)};
+}
+static inline i32x16 whole_sums(code_sums acc, i32x16 of_codes) {
+  const __m512i both = _mm512_add_epi32(_mm512_slli_epi32(acc.high, 8), acc.low);
+  return _mm512_sub_epi32(both, _mm512_slli_epi32(of_codes, 14));
+}
+static inline void store_planes(uint8_t* planes, const f32x16* codes) {
+  // Packing leaves the dwords of a plane turned: those of a quarter are of four vectors.
+  const __m512i back = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i zero = _mm512_set1_epi16(16384), low = _mm512_set1_epi16(255);
+  const auto words = [&](int i) {
+    return _mm512_add_epi16(
+        _mm512_packs_epi32(_mm512_cvtps_epi32(codes[i]), _mm512_cvtps_epi32(codes[i + 1])), zero);
+  };
+  const __m512i a = words(0), b = words(2);
+  const __m512i highs = _mm512_packus_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8));
+  const __m512i lows = _mm512_packus_epi16(_mm512_and_si512(a, low), _mm512_and_si512(b, low));
+  _mm512_storeu_si512(planes, _mm512_permutexvar_epi32(back, highs));
+  _mm512_storeu_si512(planes + PLANE, _mm512_permutexvar_epi32(back, lows));
+}
 #else
-static inline __m512i add_pairs(__m512i acc, __m512i words) {
-  return _mm512_add_epi32(acc, _mm512_madd_epi16(words, _mm512_set1_epi16(1)));
+// Of lanes 0-7 and 8-15, pairs of columns apart.
+struct code_sums {
+  __m512i first, second;
+};
+using row_run = __m512i;
+static inline code_sums no_sums() { return {_mm512_setzero_si512(), _mm512_setzero_si512()}; }
+static inline row_run load_run(const uint8_t* planes, int run) {
+  int64_t four;
+  std::memcpy(&four, planes + run / 8 * PLANE + run % 8 * 8, 8);
+  return _mm512_set1_epi64(four);
 }
-static inline i32x16 dot_u4(i32x16 acc, u8x64 codes, x4 x) {
-  return add_pairs(acc, _mm512_maddubs_epi16(codes, x));
+static inline __m512i add_words(__m512i acc, __m256i w, __m512i x) {
+  return _mm512_add_epi32(acc, _mm512_madd_epi16(_mm512_cvtepi8_epi16(w), x));
 }
-// vpmaddubsw saturates for full bytes, so the sign moves to x: |w| ≤ 128 and |x| ≤ 127 do not.
-static inline i32x16 dot_s8(i32x16 acc, u8x64 codes, x4 x) {
-  const __m512i w = _mm512_xor_si512(codes, _mm512_set1_epi8(-128));
-  const __m512i turned =
-      _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
-  return add_pairs(acc, _mm512_maddubs_epi16(_mm512_abs_epi8(w), turned));
+static inline code_sums dot(code_sums acc, s8_codes w, row_run x) {
+  return {add_words(acc.first, _mm512_castsi512_si256(w), x),
+          add_words(acc.second, _mm512_extracti64x4_epi64(w, 1), x)};
 }
-static inline i32x16 s8_start(int32_t) { return splat_i32(0); }
+static inline i32x16 whole_sums(code_sums acc, i32x16) {
+  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+  return _mm512_add_epi32(_mm512_permutex2var_epi32(acc.first, even, acc.second),
+                          _mm512_permutex2var_epi32(acc.first, odd, acc.second));
+}
+static inline void store_planes(uint8_t* planes, const f32x16* codes) {
+  for (int i = 0; i < 4; i++)
+    store_32(planes + i / 2 * PLANE + i % 2 * 32,
+             _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(codes[i])));
+}
 #endif
 
-constexpr int ROWS_INT = 8;
-constexpr int ROWS_PAIRED = 6;
+constexpr int SPAN_ROWS = 4;
 constexpr int ROWS_FLOAT = 4;
 constexpr int QUERIES = 4;
 

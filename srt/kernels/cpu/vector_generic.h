@@ -18,9 +18,6 @@ struct f32x16 {
 struct i32x16 {
   int32_t lane[16];
 };
-struct u8x64 {
-  uint8_t lane[64];
-};
 
 #define EACH_LANE for (int i = 0; i < 16; i++)
 
@@ -102,11 +99,13 @@ static inline f32x16 load_s8(const int8_t* p) {
   EACH_LANE r.lane[i] = p[i];
   return r;
 }
-// Whole numbers in [-128, 127].
+// Numbers in [-128, 127], rounded to nearest even.
 static inline void store_s8(int8_t* p, f32x16 a) {
-  // Not-a-number has no code; the scale beside it tells.
-  EACH_LANE p[i] =
-      a.lane[i] >= -128 && a.lane[i] <= 127 ? static_cast<int8_t>(a.lane[i]) : int8_t{0};
+  EACH_LANE {
+    const float code = std::nearbyint(a.lane[i]);
+    // Not-a-number has no code; the scale beside it tells.
+    p[i] = code >= -128 && code <= 127 ? static_cast<int8_t>(code) : int8_t{0};
+  }
 }
 
 // Sums and maxima over lanes: i with i + 8, then + 4, + 2, + 1.
@@ -160,41 +159,78 @@ static inline f32x16 to_float(i32x16 a) {
   EACH_LANE r.lane[i] = static_cast<float>(a.lane[i]);
   return r;
 }
-static inline u8x64 load_codes(const uint8_t* p) {
-  u8x64 r;
+static inline i32x16 load_i32(const uint8_t* p) {
+  i32x16 r;
   std::memcpy(r.lane, p, sizeof r.lane);
   return r;
 }
-static inline u8x64 low_nibbles(u8x64 a) {
-  for (int i = 0; i < 64; i++) a.lane[i] &= 15;
-  return a;
-}
-static inline u8x64 high_nibbles(u8x64 a) {
-  for (int i = 0; i < 64; i++) a.lane[i] >>= 4;
-  return a;
+
+// Codes of 32 columns of 16 outputs from the nibbles and the terms of its four quarters: eight runs
+// of four columns (see matrix.h).
+static inline void unpack_group(const uint8_t* const* nibbles, const uint8_t* const* terms,
+                                uint8_t* out) {
+  EACH_LANE {
+    uint16_t factor;
+    int16_t offset;
+    std::memcpy(&factor, terms[i % 4] + i / 4 * 2, 2);
+    std::memcpy(&offset, terms[i % 4] + 8 + i / 4 * 2, 2);
+    for (int k = 0; k < 16; k++) {
+      const uint8_t pair = nibbles[i % 4][i / 4 * 16 + k];
+      uint8_t* to = out + k / 4 * 64 + i * 4 + k % 4;
+      to[0] = static_cast<uint8_t>(code_of(pair & 15, factor, offset));
+      to[256] = static_cast<uint8_t>(code_of(pair >> 4, factor, offset));
+    }
+  }
 }
 
-struct x4 {
-  int8_t value[4];
+// A run of four columns of 16 outputs; the same four of a row; and sums of their products. In a
+// step of a row, columns 0 to 31 are in the first plane as int16, the others in the second.
+struct s8_codes {
+  int8_t lane[64];
 };
-static inline x4 load_x4(const int8_t* p) {
-  x4 r;
-  std::memcpy(r.value, p, 4);
+struct row_run {
+  int16_t value[4];
+};
+struct code_sums {
+  int32_t lane[16];
+};
+static inline code_sums no_sums() { return code_sums{}; }
+static inline s8_codes load_s8_codes(const uint8_t* p) {
+  s8_codes r;
+  std::memcpy(r.lane, p, sizeof r.lane);
   return r;
 }
-// acc[lane] += Σ_j codes[4·lane + j] · x[j], codes in 0..15.
-static inline i32x16 dot_u4(i32x16 acc, u8x64 codes, x4 x) {
-  EACH_LANE for (int j = 0; j < 4; j++) acc.lane[i] += codes.lane[4 * i + j] * x.value[j];
+static inline row_run load_run(const uint8_t* planes, int run) {
+  row_run r;
+  std::memcpy(r.value, planes + run / 8 * PLANE + run % 8 * 8, 8);
+  return r;
+}
+static inline code_sums dot(code_sums acc, s8_codes w, row_run x) {
+  EACH_LANE for (int j = 0; j < 4; j++) acc.lane[i] += w.lane[4 * i + j] * x.value[j];
   return acc;
 }
-// The same for codes that stand for code - 128; the accumulator starts from s8_start(Σ x).
-static inline i32x16 dot_s8(i32x16 acc, u8x64 codes, x4 x) { return dot_u4(acc, codes, x); }
-static inline i32x16 s8_start(int32_t sum_x) { return splat_i32(-128 * sum_x); }
+// The sums of products; `of_codes` are those of the weights' codes alone.
+static inline i32x16 whole_sums(code_sums acc, i32x16) {
+  i32x16 r;
+  std::memcpy(r.lane, acc.lane, sizeof r.lane);
+  return r;
+}
+// A step's 64 codes, in [-16383, 16383], rounded to nearest even. Not-a-number has no code; the scale
+// beside it tells.
+static inline void store_planes(uint8_t* planes, const f32x16* codes) {
+  for (int part = 0; part < 4; part++) {
+    int16_t values[16];
+    EACH_LANE {
+      const float code = std::nearbyint(codes[part].lane[i]);
+      values[i] = code >= -16383 && code <= 16383 ? static_cast<int16_t>(code) : int16_t{0};
+    }
+    std::memcpy(planes + part / 2 * PLANE + part % 2 * 32, values, sizeof values);
+  }
+}
 
 #undef EACH_LANE
 
-constexpr int ROWS_INT = 4;    // rows of a tile in integer products
-constexpr int ROWS_PAIRED = 0;  // the same against two blocks at once; 0: one is as good
+constexpr int SPAN_ROWS = 2;   // rows of a tile in integer products
 constexpr int ROWS_FLOAT = 2;  // and in float products
 constexpr int QUERIES = 1;     // queries that attention has in registers together
 
