@@ -22,8 +22,8 @@ SPAN = 768
 
 @dataclass(frozen=True)
 class Layout:
-    """How a weight matrix is kept: bits of a weight; integers have, beside them, a scale of 4 bytes and
-    a sum of as many for each output and span."""
+    """How a weight matrix is kept: bits of a weight; integers have, beside them, a scale of 4 bytes
+    and a sum of as many for each output and span."""
 
     bits: int
     floats: bool = False
@@ -149,12 +149,12 @@ class AttentionShape:
 
 
 def norm_and_quantise(columns: int, rows: int) -> Work:
-    """RMSNorm, then int8: float32 read, float32 and codes with their scales and sums written.
+    """RMSNorm, then codes of 15 bits: float32 read, float32 and codes with a scale a row written.
 
     Some 5 operations an element, of which each counts as a multiply-add.
     """
     values = columns * rows
-    return Work(values * (4 + 4 + 1) + values * 20 // GROUP, float32=5 * values)
+    return Work(values * (4 + 4 + 2) + 4 * rows, float32=5 * values)
 
 
 def head(weight: Weight, count: int) -> Work:

@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 
 LANES = 16
 MOST_AS_BYTES = 1 << 30
-"""Weights up to which those of 4 bits are kept as bytes: more would cost too much memory, and the time
-to read it."""
+"""Weights up to which those of 4 bits are kept as bytes: more would cost too much memory, and the
+time to read it."""
 FLOAT_FORMATS = frozenset({"F32", "F16", "BF16"})
 _KERNEL_FORMATS = FLOAT_FORMATS | {
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")
@@ -57,8 +57,8 @@ class CpuModel:
     `kv_slots` counts slot 0, padding, in; KV is kept in `kv_dtype` (float32, float16, bfloat16,
     int8 with one scale a token and head). `quantization` turns float weights into int8 with one
     scale for up to 768 columns, or int4 in groups of 32. `isa` names the kernels (by default see
-    `Kernels`). `nibbles` keeps weights of 4 bits as they are, not as bytes (by default if there are more
-    than `MOST_AS_BYTES`): results are the same.
+    `Kernels`). `nibbles` keeps weights of 4 bits as they are, not as bytes (by default if there are
+    more than `MOST_AS_BYTES`): results are the same.
 
     A row's results are the same bits in any batch, with any number of `threads`, and on any
     instruction set, but that "amx" has bits of its own where KV is bfloat16. Raises

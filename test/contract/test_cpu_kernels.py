@@ -43,9 +43,9 @@ class Format:
     """`block` elements take `nbytes`; a block's float16 scales are at `scales`.
 
     A product may miss Σ w·x by `activations` · Σ |w| · scale_x, what activations of 15 bits cost
-    (scale_x is the row's largest |x| / 16383, and rounding misses by half of it at most), plus `sums`
-    · `ROUNDING` · K · max |w| · max |x|, what adding in float32 costs: in the worst case K / 2
-    roundings a sum, seen are the square root of it.
+    (scale_x is the row's largest |x| / 16383, and rounding misses by half of it at most), plus
+    `sums` · `ROUNDING` · K · max |w| · max |x|, what adding in float32 costs: in the worst case
+    K / 2 roundings a sum, seen are the square root of it.
 
     `rms` is tight: the root mean square of errors, over that of products, for normal data.
     """
@@ -178,8 +178,7 @@ def span_steps(source: Floats) -> Floats:
     blocks = -(-columns // STEP)
     each = -(-blocks // -(-blocks // (SPAN // STEP))) * STEP
     peaks = [np.abs(source[:, b : b + each]).max(1) for b in range(0, columns, each)]
-    steps: Floats = np.repeat(np.stack(peaks, 1), each, 1)[:, :columns] / np.float32(127)
-    return steps
+    return (np.repeat(np.stack(peaks, 1), each, 1)[:, :columns] / 127).astype(np.float32)
 
 
 @pytest.mark.parametrize("name", FLOATS)
