@@ -111,7 +111,7 @@ def test_tools_and_their_results(client: Any) -> None:
     ask = user("What is the weather in Oslo for 3 days?")
     for choice, names in ((named, {"get_weather"}), ({"type": "any"}, {"get_weather", "get_time"})):
         message = both(
-            client, messages=ask, tools=[WEATHER, TIME], tool_choice=choice, max_tokens=80
+            client, messages=ask, tools=[WEATHER, TIME], tool_choice=choice, max_tokens=300
         )
         (call,) = message.content[:1]
         assert (message.stop_reason, call.type) == ("tool_use", "tool_use")
