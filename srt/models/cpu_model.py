@@ -79,8 +79,7 @@ class CpuModel:
         nibbles: bool | None = None,
     ) -> None:
         self._config = config = checkpoint.config
-        weights = sum(math.prod(shape) for shape in expected_tensors(config).values())
-        self._nibbles = weights > MOST_AS_BYTES if nibbles is None else nibbles
+        self._nibbles = _weights(config) > MOST_AS_BYTES if nibbles is None else nibbles
         self._logits = np.empty((0, config.vocab_size), np.float32)
         self._kernels = Kernels(isa)
         self._team = Team(threads)
@@ -90,11 +89,7 @@ class CpuModel:
         self._widened: set[str] = set()
         for tensor in checkpoint.tensors():
             self._load(tensor)
-        if self._widened:
-            log.warning(
-                "no kernel for %s: these weights are kept as float32, which takes more memory",
-                ", ".join(sorted(self._widened)),
-            )
+        self._tell_of_widened()
         missing = expected_tensors(config).keys() - self._matrices.keys() - self._vectors.keys()
         if missing:
             raise ValueError(f"weights are missing: {', '.join(sorted(missing)[:5])}")
@@ -214,6 +209,13 @@ class CpuModel:
         self._widened.add(tensor.kind)
         return "F32", plain.numpy_float32().view(np.uint8)
 
+    def _tell_of_widened(self) -> None:
+        if self._widened:
+            log.warning(
+                "no kernel for %s: these weights are kept as float32, which takes more memory",
+                ", ".join(sorted(self._widened)),
+            )
+
     def _layer(self, prefix: str) -> LayerSpec:
         def matrix(name: str) -> int | None:
             return self._matrices[f"{prefix}{name}.weight"].handle
@@ -239,6 +241,10 @@ class CpuModel:
             v_bias=vector("self_attn.v_proj.bias"),
             o_bias=vector("self_attn.o_proj.bias"),
         )
+
+
+def _weights(config: ModelConfig) -> int:
+    return sum(math.prod(shape) for shape in expected_tensors(config).values())
 
 
 def _padded(values: NDArray[Number], head_dim: int, padding: int = 0) -> NDArray[Number]:

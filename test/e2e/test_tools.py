@@ -85,8 +85,10 @@ def test_every_format(start_server: Callable[..., Any], form: str) -> None:
     assert json.loads(server.get("/server_info")[1])["tool_call_format"] == form
     reply = chat(server, tools=TOOLS, tool_choice="required")
     check(reply, 16)
+    one = {"parallel_tool_calls": False, "max_tokens": 400}
+    reply = chat(server, tools=TOOLS, tool_choice="required", **one)
+    check(reply, 1)
     assert reply["choices"][0]["finish_reason"] == "tool_calls"
-    check(chat(server, tools=TOOLS, tool_choice="required", parallel_tool_calls=False), 1)
     named = {"type": "function", "function": {"name": "get_time"}}
     reply = chat(server, tools=TOOLS, tool_choice=named)
     check(reply, 1)

@@ -356,8 +356,9 @@ class Harness:
             self.closed[request.rid] = len(matcher) + len(tokens)
         matcher += tokens
         running = request.status is Status.RUNNING
-        draft = self._guess(request, matcher, row.draft) if row.draft and running else None
-        return Forced(row.uid, tokens, ends, None if ends else draft)
+        guessing = bool(row.draft) and running and not ends
+        draft = self._guess(request, matcher, row.draft or 0) if guessing else None
+        return Forced(row.uid, tokens, ends, draft)
 
     @staticmethod
     def _forced_after(matcher: list[int]) -> tuple[list[int], bool]:
