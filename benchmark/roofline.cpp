@@ -79,16 +79,17 @@ inline void opaque(V& v) {
 }
 
 // Results in flight: enough to hide an instruction's latency, few enough for the registers.
-constexpr int IN_FLIGHT = ROWS_INT == 8 ? 12 : 6;
+constexpr int STREAMS = QUERIES == 4 ? 8 : 4;
+constexpr int IN_FLIGHT = QUERIES == 4 ? 12 : 6;
 
 float read(const uint8_t* p, int64_t bytes) {
-  f32x16 sums[ROWS_INT];
-  for (int i = 0; i < ROWS_INT; i++) sums[i] = zero();
-  for (int64_t at = 0; at + ROWS_INT * 64 <= bytes; at += ROWS_INT * 64)
-    for (int i = 0; i < ROWS_INT; i++) {
+  f32x16 sums[STREAMS];
+  for (int i = 0; i < STREAMS; i++) sums[i] = zero();
+  for (int64_t at = 0; at + STREAMS * 64 <= bytes; at += STREAMS * 64)
+    for (int i = 0; i < STREAMS; i++) {
       sums[i] = add(sums[i], load(reinterpret_cast<const float*>(p + at + i * 64)));
     }
-  for (int i = 1; i < ROWS_INT; i++) sums[0] = add(sums[0], sums[i]);
+  for (int i = 1; i < STREAMS; i++) sums[0] = add(sums[0], sums[i]);
   return sum(sums[0]);
 }
 
@@ -101,10 +102,10 @@ float multiply_in_tiles(int count) {
   tiles_configure(shapes);
   for (int n = 0; n < 2 * count; n++) {
     if (INT8) {
-      tile_dot_s8<0, 4, 6>();
-      tile_dot_s8<1, 4, 6>();
-      tile_dot_s8<2, 4, 6>();
-      tile_dot_s8<3, 4, 6>();
+      tile_dot_u8<0, 4, 6>();
+      tile_dot_u8<1, 4, 6>();
+      tile_dot_u8<2, 4, 6>();
+      tile_dot_u8<3, 4, 6>();
     } else {
       tile_dot_bf16<0, 4, 6>();
       tile_dot_bf16<1, 4, 6>();
@@ -117,19 +118,19 @@ float multiply_in_tiles(int count) {
 }
 #endif
 
+// Of a row's halves each counts: a dot product of both is two.
 float multiply_int8(int count) {
-  const uint8_t bytes[64] = {3, 1, 4, 1, 5};
-  const u8x64 codes = load_codes(bytes);
-  x4 x = load_x4(reinterpret_cast<const int8_t*>(bytes));
-  i32x16 sums[IN_FLIGHT];
-  for (int i = 0; i < IN_FLIGHT; i++) sums[i] = splat_i32(i);
-  for (int n = 0; n < count; n++)
-    for (int i = 0; i < IN_FLIGHT; i++) {
-      opaque(x);
-      sums[i] = dot_u4(sums[i], codes, x);
-    }
+  alignas(64) uint8_t bytes[2 * PLANE] = {3, 1, 4, 1, 5};
+  s8_codes codes = load_s8_codes(bytes);
+  row_run x = load_run(bytes, 0);
+  code_sums sums[IN_FLIGHT];
+  for (int i = 0; i < IN_FLIGHT; i++) sums[i] = no_sums();
+  for (int n = 0; n < count / 2; n++) {
+    asm volatile("" : "+m"(x));
+    for (int i = 0; i < IN_FLIGHT; i++) sums[i] = dot(sums[i], codes, x);
+  }
   f32x16 total = zero();
-  for (int i = 0; i < IN_FLIGHT; i++) total = add(total, to_float(sums[i]));
+  for (int i = 0; i < IN_FLIGHT; i++) total = add(total, to_float(whole_sums(sums[i], splat_i32(0))));
   return sum(total);
 }
 
@@ -265,7 +266,7 @@ size_t copies_in(int64_t working_set, size_t bytes) {
 // Copies of one matrix that fill a working set, so that none stays in a core's own cache.
 struct Weights {
   Weights(const Format& format, int rows, int columns, int64_t working_set)
-      : first(new_matrix(format, rows, columns), delete_matrix) {
+      : first(new_matrix(format, false, rows, columns), delete_matrix) {
     if (!first) throw std::bad_alloc();
     fill(format, rows, columns);
     const size_t bytes = first->bytes(), count = copies_in(working_set, bytes);

@@ -22,9 +22,9 @@ class ModelOptions:
     served_model_name: str | None = None
     """Name in `/v1/models` and in the `model` field of requests; by default the model's name."""
     backend: Literal["auto", "cpu", "torch"] = "auto"
-    """What computes: `cpu`, Phloem's own kernels on weights as quantised as the file has them, or
-    `torch`, torch operations on weights turned into floats. `auto` takes `cpu` where the kernels
-    were built, unless a `dtype` is asked for."""
+    """What computes: `cpu`, Phloem's own kernels on floats or integers of 8 bits, as the file has
+    them (4 bits as they are, beyond 2³⁰ weights), or `torch`, torch operations on weights turned
+    into floats. `auto` takes `cpu` where the kernels were built, unless a `dtype` is asked for."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute type of the torch backend. `auto` takes bfloat16 where the CPU multiplies it
     natively, else float32."""

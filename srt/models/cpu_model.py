@@ -1,4 +1,4 @@
-"""A model computed by the CPU kernels: weights stay as quantised as the checkpoint has them."""
+"""A model computed by the CPU kernels: weights stay integers where the checkpoint has integers."""
 
 from __future__ import annotations
 
