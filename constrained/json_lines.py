@@ -39,7 +39,7 @@ def lower_json_documents(documents: JsonDocuments) -> LoweredGrammar:
         raise MalformedConstraint("at least one document")
     if most > MAX_LINES:
         raise LimitExceeded(f"at most {MAX_LINES} documents are allowed")
-    document = lower_schema(documents.schema, Whitespace.BOUNDED)
+    document = lower_schema(documents.schema, Whitespace.SPACED)
     more = repeat(f"({quote(documents.separator)} {_LINE})", 0, most - 1)
     root = sequence(quote(documents.begin), _LINE, more, quote(documents.end))
     return _several(root, document, most - 1)

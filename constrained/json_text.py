@@ -1,6 +1,7 @@
 """JSON's own grammar, and strings whose content is a pattern, as grammar expressions.
 
-Whitespace is as the layout says, and always bounded: an indentation has at most 63 columns.
+Whitespace is as the layout says, and always bounded: an indentation has at most 63 columns, and 31
+where nobody asked for indented text.
 Characters of a string may be escaped: a character that a pattern wants is written raw where JSON
 allows it, else by its short escape or as `\\u00XX`; where any character may stand, every escape may
 stand (surrogate pairs included, lone surrogates not).
@@ -32,11 +33,12 @@ from phloem.constrained.pattern import counts
 from phloem.constrained.spec import Whitespace
 
 # Columns in eights: engines keep a mask for each count, so 63 single ones would cost megabytes.
+_FEW_COLUMNS = "([ \\t]{8}){0,3} [ \\t]{0,7}"
 _COLUMNS = "([ \\t]{8}){0,7} [ \\t]{0,7}"
 _EVEN_COLUMNS = '"        "{0,7} "  "{0,3}'
 _SPACE = {
     Whitespace.COMPACT: "",
-    Whitespace.BOUNDED: f'" "? | "\\n" {_COLUMNS}',
+    Whitespace.BOUNDED: f'" "? | "\\n" {_FEW_COLUMNS}',
     Whitespace.SPACED: "",
     Whitespace.INDENTED: f'("\\n" {_EVEN_COLUMNS})?',
     Whitespace.ANY: f'[ \\t]{{0,8}} ("\\r"? "\\n" {_COLUMNS}){{0,2}}',

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Raw
 
 from phloem.constrained.schema_node import MAPS
-from phloem.constrained.spec import JsonDocuments, JsonSchema, Plain, StructuralTag
+from phloem.constrained.spec import JsonDocuments, JsonSchema, Plain, StructuralTag, Whitespace
 from phloem.srt.generation import ToolFormatName
 from phloem.srt.http.structural_tags import tag, triggered_tags
 from phloem.srt.http.tool_parser import CallSyntax
@@ -63,7 +63,7 @@ class ToolFormat:
             begin, end = f"{self.syntax.begin}\n", f"\n{self.syntax.end}"
             constraint: Plain = _documents(schema, begin, f"{end}\n{begin}", end, most)
         elif self.name == "llama3" or once:
-            constraint = JsonSchema(schema=_text(schema))
+            constraint = JsonSchema(schema=_text(schema), whitespace=Whitespace.SPACED)
         else:
             constraint = _documents(schema, "", "\n", "", most)
         return CallConstraint(constraint, places)

@@ -210,7 +210,7 @@ def test_documents_between_fixed_texts() -> None:
     constraint = JsonDocuments(
         schema=SCHEMA, begin="<c>", separator="</c><c>", end="</c>", max_documents=2
     )
-    one, two = '<c>{"a": true}</c>', '<c>{"a": true}</c><c>{"a":false}</c>'
+    one, two = '<c>{"a": true}</c>', '<c>{"a": true}</c><c>{"a": false}</c>'
     for text in (one, two):
         validate(constraint, text)
     for text in ("", "<c></c>", one[:-1], one * 3, '<c>{"a": 1}</c>', f"{one} ", f"{one}x</c>"):

@@ -143,7 +143,7 @@ def test_what_must_be_calls_is_read_as_valid_calls(name: str, once: bool) -> Non
     rng = random.Random(name)
     grammar = compiled(name, must=True, once=once)
     counts = set()
-    for _ in range(12):
+    for _ in range(30):
         text = drawn(grammar, rng, "")
         content, calls = run(parser(name, must=True), text, rng.choices(range(200), k=20))
         assert content == ""
