@@ -82,8 +82,8 @@ class JsonLines(msgspec.Struct, frozen=True, kw_only=True, tag="json_lines"):
 
 
 class JsonDocuments(msgspec.Struct, frozen=True, kw_only=True, tag="json_documents"):
-    """Output is `begin`, then 1 to `max_documents` JSON documents that satisfy `schema`, with
-    `separator` between two of them, then `end`."""
+    """Output is `begin`, then 1 to `max_documents` JSON documents that satisfy `schema`, in the
+    `spaced` layout, with `separator` between two of them, then `end`."""
 
     schema: str
     begin: str = ""

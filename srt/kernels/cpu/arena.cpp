@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <list>
 #include <mutex>
 
@@ -17,9 +16,7 @@ constexpr size_t HUGE_PAGE = size_t{2} << 20;
 constexpr size_t SLAB = size_t{32} << 20;
 
 struct Slab {
-  uint8_t* mapping;  // as the system gave it
-  size_t mapped;
-  uint8_t* base;  // the first huge page in it
+  uint8_t* base;
   size_t size, used;
   int pieces;
 };
@@ -30,25 +27,10 @@ std::list<Slab> slabs;
 size_t rounded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
 bool add_slab(size_t bytes) {
-  Slab slab{};
-  slab.size = rounded(std::max(bytes, SLAB), HUGE_PAGE);
-  slab.mapped = slab.size + HUGE_PAGE;
-#if defined(__linux__)
-  void* p = mmap(nullptr, slab.mapped, PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (p == MAP_FAILED) return false;
-#else
-  void* p = std::calloc(slab.mapped, 1);
-  if (!p) return false;
-#endif
-  slab.mapping = static_cast<uint8_t*>(p);
-  const size_t past = reinterpret_cast<uintptr_t>(p) % HUGE_PAGE;
-  slab.base = slab.mapping + (past ? HUGE_PAGE - past : 0);
-#if defined(__linux__)
-  madvise(slab.base, slab.size, MADV_HUGEPAGE);
-#endif
-  slabs.push_front(slab);
-  return true;
+  const size_t size = rounded(std::max(bytes, SLAB), HUGE_PAGE);
+  auto* base = static_cast<uint8_t*>(pages_allocate(size));
+  if (base) slabs.push_front({base, size, 0, 0});
+  return base;
 }
 
 }  // namespace
@@ -70,11 +52,7 @@ void arena_release(uint8_t* piece) {
   for (auto slab = slabs.begin(); slab != slabs.end(); ++slab) {
     if (piece < slab->base || piece >= slab->base + slab->size) continue;
     if (--slab->pieces) return;
-#if defined(__linux__)
-    munmap(slab->mapping, slab->mapped);
-#else
-    std::free(slab->mapping);
-#endif
+    pages_release(slab->base, slab->size);
     slabs.erase(slab);
     return;
   }
@@ -83,7 +61,8 @@ void arena_release(uint8_t* piece) {
 #if defined(__linux__)
 void* pages_allocate(size_t bytes) {
   const size_t size = rounded(bytes, HUGE_PAGE), mapped = size + HUGE_PAGE;
-  void* p = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* p = mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) return nullptr;
   auto* mapping = static_cast<uint8_t*>(p);
   const size_t before = (HUGE_PAGE - reinterpret_cast<uintptr_t>(p) % HUGE_PAGE) % HUGE_PAGE;
@@ -94,12 +73,16 @@ void* pages_allocate(size_t bytes) {
 }
 void pages_release(void* pages, size_t bytes) { munmap(pages, rounded(bytes, HUGE_PAGE)); }
 #else
+// calloc, whose zeros take no memory until they are written, and its pointer before the pages.
 void* pages_allocate(size_t bytes) {
-  void* pages = ::operator new(bytes, std::align_val_t{64}, std::nothrow);
-  if (pages) std::memset(pages, 0, bytes);
+  void* p = std::calloc(bytes + HUGE_PAGE + sizeof p, 1);
+  if (!p) return nullptr;
+  const auto first = reinterpret_cast<uintptr_t>(p) + sizeof p;
+  auto* pages = reinterpret_cast<void**>(rounded(first, HUGE_PAGE));
+  pages[-1] = p;
   return pages;
 }
-void pages_release(void* pages, size_t) { ::operator delete(pages, std::align_val_t{64}); }
+void pages_release(void* pages, size_t) { std::free(static_cast<void**>(pages)[-1]); }
 #endif
 
 }  // namespace phloem

@@ -16,8 +16,8 @@ uint8_t* arena_allocate(size_t bytes);
 // Gives back what `arena_allocate` gave. A slab returns to the system with its last piece.
 void arena_release(uint8_t* piece);
 
-// Zeros in a mapping of their own, on huge pages; null if there is no memory. For what a step writes
-// and reads again once, many pages of it.
+// The same in a mapping of its own, from the start of a huge page on: a slab, or an array that a step
+// works on.
 void* pages_allocate(size_t bytes);
 void pages_release(void* pages, size_t bytes);
 

@@ -65,7 +65,6 @@ void Decoder::reserve(int count) {
 
 void Decoder::step(int count, const int32_t* tokens, const int32_t* positions,
                    const std::vector<SequenceRow>& rows, float* hidden) {
-  team_.settle();
   for (int from = 0; from < count; from += TOGETHER) {
     const int some = std::min(TOGETHER, count - from);
     compute_part(some, tokens + from, positions + from, part_of(rows, from, some),

@@ -30,7 +30,7 @@ static void gemm(const Matrix& w, int begin, int end, const Activations& x, cons
   auto* product = &float_gemm<Kind::F32>;
   if (w.kind == Kind::F16) product = &float_gemm<Kind::F16>;
   if (w.kind == Kind::BF16) product = &float_gemm<Kind::BF16>;
-  product(w, begin, end, x, rows, 0, count, out, stride);
+  product(w, begin, end, x, rows, count, out, stride);
 }
 
 #ifdef PHLOEM_TILES

@@ -47,9 +47,9 @@ static inline void float_tile(const Matrix& w, const uint8_t* block, const float
 
 template <Kind KIND>
 static void float_gemm(const Matrix& w, int begin, int end, const Activations& x, const int* rows,
-                       int from, int count, float* out, ptrdiff_t stride) {
+                       int count, float* out, ptrdiff_t stride) {
   constexpr int MANY = 32;
-  for (; from < count; from += MANY) {
+  for (int from = 0; from < count; from += MANY) {
     const int many = count - from < MANY ? count - from : MANY;
     const float* row[MANY];
     for (int i = 0; i < many; i++) row[i] = x.row(rows ? rows[from + i] : from + i);

@@ -7,14 +7,16 @@ namespace PHLOEM_ISA {
 
 constexpr int RUNS = STEP / 4;  // runs of four columns in a step
 
-// A span of one block or of two neighbours, its codes in steps of S8.
+// A span of one block or of two neighbours.
 struct Span {
-  int index, begin, end;  // end and begin are steps
-  bool last;
-  bool ahead;  // whether codes come from memory, so that the next ones have to be fetched
-  const uint8_t* codes[2];
-  const uint8_t* tail[2];
+  const int index, begin, end;  // begin and end are steps
+  const bool last;
+  const uint8_t* tail[2] = {};
+  const uint8_t* codes[2] = {};  // in steps of S8
+  bool ahead = false;            // whether they come from memory, so that the next have to be fetched
 
+  Span(const Matrix& w, int s)
+      : index(s), begin(s * w.span_steps()), end(w.span_end(s)), last(s + 1 == w.spans()) {}
   f32x16 scales(int b) const { return load(reinterpret_cast<const float*>(tail[b])); }
   i32x16 sums(int b) const { return load_i32(tail[b] + LANES * sizeof(float)); }
   // What the span's sums make of a row's total so far.
@@ -98,7 +100,8 @@ static void multiply_spans(const Matrix& w, int begin, int end, Product& product
   for (int b = begin; b < end;) {
     const int blocks = b + 2 <= end ? 2 : 1;
     for (int s = 0; s < w.spans(); s++) {
-      Span span{s, s * w.span_steps(), w.span_end(s), s + 1 == w.spans(), w.kind == Kind::S8, {}, {}};
+      Span span(w, s);
+      span.ahead = w.kind == Kind::S8;
       for (int i = 0; i < blocks; i++) {
         const uint8_t* block = w.block(b + i);
         span.tail[i] = w.tail(block, s);

@@ -59,8 +59,8 @@ static void nibble_gemm(const Matrix& w, int begin, int end, const Rows& rows, f
   for (int b = begin; b < end; b++, out += LANES) {
     const uint8_t* block = w.block(b);
     for (int s = 0; s < w.spans(); s++) {
-      const Span span{s,  s * w.span_steps(), w.span_end(s), s + 1 == w.spans(), false,
-                      {}, {w.tail(block, s)}};
+      Span span(w, s);
+      span.tail[0] = w.tail(block, s);
       int i = 0;
       const auto some = [&](auto r) {
         constexpr int R = decltype(r)::value;
