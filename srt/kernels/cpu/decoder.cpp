@@ -10,6 +10,8 @@ namespace {
 // Tokens that pass through all layers together: second-level caches hold what they leave.
 constexpr int TOGETHER = 512;
 constexpr int FEW = 4;         // rows up to which every member prepares all of them for itself
+constexpr int OWN_ROWS = 64;   // rows for each member from which on members take them through layers
+constexpr int OWN_MOST = 128;  // alone, at most so many at once
 constexpr int PHASES = 10;     // of a layer, at most
 constexpr int HEAD_WIDE = 16;  // blocks of a task of the head
 
@@ -100,6 +102,8 @@ void Decoder::compute_part(int count, const int32_t* tokens, const int32_t* posi
     std::copy(row.slots + row.length - row.count, row.slots + row.length,
               slot_.begin() + row.query);
   attention_.plan(rows);
+  const int fair = (count / team_.size() + LANES - 1) / LANES * LANES;
+  group_ = count >= OWN_ROWS * team_.size() ? std::min(fair, OWN_MOST) : 0;
   team_.start(PHASES * spec_.layers + 2, step_job_);
 }
 
@@ -114,22 +118,75 @@ void Decoder::write_kv(const int32_t* slots, int count, const uint8_t* data) {
 }
 
 void Decoder::compute(Member& me) {
+  if (group_)
+    compute_by_rows(me);
+  else
+    compute_by_columns(me);
+  me.each(count_, [&](int i) {
+    kernels_.rms_norm(x_.row(i), spec_.norm, spec_.hidden, spec_.eps,
+                      hidden_ + static_cast<size_t>(i) * spec_.hidden);
+  });
+}
+
+// Groups of rows pass from one attention to the next with one member each, whose own caches hold
+// them: what is written for a row is read by who wrote it.
+void Decoder::compute_by_rows(Member& me) {
+  for (size_t i = 0; i <= layers_.size(); i++) {
+    if (i > 0) attention_.run(me, *kv_[i - 1], q_.data(), attended_);
+    me.each((count_ + group_ - 1) / group_, [&](int g) {
+      const RowRange rows{g * group_, std::min(count_, (g + 1) * group_)};
+      if (i == 0)
+        for (int row = rows.begin; row < rows.end; row++)
+          read_row(*spec_.embedding, tokens_[row], x_.row(row));
+      else
+        finish_layer(me, layers_[i - 1], rows);
+      if (i < layers_.size()) begin_layer(me, layers_[i], *kv_[i], rows);
+    });
+  }
+}
+
+void Decoder::begin_layer(Member& me, const LayerSpec& layer, const KvLayer& kv, RowRange rows) {
+  const bool integer_qkv = integer({layer.q, layer.k, layer.v});
+  for (int i = rows.begin; i < rows.end; i++) normalise(i, layer.attention_norm, integer_qkv, normed_);
+  for (int index = 0; index < spec_.heads + 2 * spec_.kv_heads; index++)
+    head(me, layer, normed_, kv, index, rows);
+}
+
+void Decoder::finish_layer(Member& me, const LayerSpec& layer, RowRange rows) {
+  const auto product = [&](const Matrix& w, Activations& x, const float* bias) {
+    for (int i = rows.begin; w.integer() && i < rows.end; i++)
+      kernels_.quantize(x.row(i), x.columns(), x.quantized(i));
+    for (int task = 0; task < tasks_of(w); task++) add_product(me, w, x, bias, task, rows);
+  };
+  product(*layer.o, attended_, layer.o_bias);
+  const bool integer_mlp = integer({layer.gate, layer.up});
+  for (int i = rows.begin; i < rows.end; i++) normalise(i, layer.mlp_norm, integer_mlp, normed_);
+  for (int task = 0; task < tasks_of(*layer.gate); task++)
+    gate_and_up(me, layer, normed_, task, rows);
+  product(*layer.down, gated_, nullptr);
+}
+
+void Decoder::compute_by_columns(Member& me) {
+  const RowRange all{0, count_};
   embed(me);
   for (size_t i = 0; i < layers_.size(); i++) {
     const LayerSpec& layer = layers_[i];
     const int heads = spec_.heads + 2 * spec_.kv_heads;
     const bool integer_qkv = integer({layer.q, layer.k, layer.v});
-    project_heads(me, layer, normalised(me, layer.attention_norm, integer_qkv, heads), *kv_[i]);
+    const Activations& x = normalised(me, layer.attention_norm, integer_qkv, heads);
+    me.each(heads, [&](int index) { head(me, layer, x, *kv_[i], index, all); });
     attention_.run(me, *kv_[i], q_.data(), attended_);
     add_product(me, *layer.o, quantized(me, &Own::attended, attended_, *layer.o), layer.o_bias);
     const bool integer_mlp = integer({layer.gate, layer.up});
-    gate_and_up(me, layer, normalised(me, layer.mlp_norm, integer_mlp, tasks_of(*layer.gate)));
+    const int tasks = tasks_of(*layer.gate);
+    const Activations& y = normalised(me, layer.mlp_norm, integer_mlp, tasks);
+    me.each(tasks, [&](int task) { gate_and_up(me, layer, y, task, all); });
     add_product(me, *layer.down, quantized(me, &Own::gated, gated_, *layer.down), nullptr);
   }
-  me.each(count_, [&](int i) {
-    kernels_.rms_norm(x_.row(i), spec_.norm, spec_.hidden, spec_.eps,
-                      hidden_ + static_cast<size_t>(i) * spec_.hidden);
-  });
+}
+
+void Decoder::add_product(Member& me, const Matrix& w, const Activations& x, const float* bias) {
+  me.each(tasks_of(w), [&](int task) { add_product(me, w, x, bias, task, {0, count_}); });
 }
 
 void Decoder::embed(Member& me) {
@@ -154,9 +211,13 @@ const Activations& Decoder::prepared(Member& me, Activations Own::* own, Activat
 // The norm of every row, for the `tasks` that follow.
 const Activations& Decoder::normalised(Member& me, const float* weight, bool integer, int tasks) {
   return prepared(me, &Own::normed, normed_, tasks, [&](int i, Activations& out) {
-    kernels_.rms_norm(x_.row(i), weight, spec_.hidden, spec_.eps, out.row(i));
-    if (integer) kernels_.quantize(out.row(i), spec_.hidden, out.quantized(i));
+    normalise(i, weight, integer, out);
   });
+}
+
+void Decoder::normalise(int i, const float* weight, bool integer, Activations& out) {
+  kernels_.rms_norm(x_.row(i), weight, spec_.hidden, spec_.eps, out.row(i));
+  if (integer) kernels_.quantize(out.row(i), spec_.hidden, out.quantized(i));
 }
 
 // The rows of `shared`, quantised if the product with w that follows is one of integers.
@@ -168,14 +229,9 @@ const Activations& Decoder::quantized(Member& me, Activations Own::* own, Activa
   });
 }
 
-void Decoder::project_heads(Member& me, const LayerSpec& layer, const Activations& x,
-                            const KvLayer& kv) {
-  me.each(spec_.heads + 2 * spec_.kv_heads, [&](int index) { head(me, layer, x, kv, index); });
-}
-
-// One head of q, k or v for all rows: product, bias, norm, rotation; then into its place.
+// One head of q, k or v for some rows: product, bias, norm, rotation; then into its place.
 void Decoder::head(Member& me, const LayerSpec& layer, const Activations& input, const KvLayer& kv,
-                   int index) {
+                   int index, RowRange some) {
   const int dim = shape_.padded_dim(), half = spec_.head_dim / 2;
   const bool is_q = index < spec_.heads, is_v = index >= spec_.heads + spec_.kv_heads;
   const int own = is_q ? index : (index - spec_.heads) % spec_.kv_heads;
@@ -185,8 +241,8 @@ void Decoder::head(Member& me, const LayerSpec& layer, const Activations& input,
   const float scale = 1.0f / std::sqrt(static_cast<float>(spec_.head_dim));
   const int blocks = dim / LANES;
   float* product = temporary(me);
-  for (int from = 0; from < count_; from += ROWS) {
-    const int rows = std::min(ROWS, count_ - from);
+  for (int from = some.begin; from < some.end; from += ROWS) {
+    const int rows = std::min(ROWS, some.end - from);
     kernels_.gemm(w, own * blocks, (own + 1) * blocks, input, identity_.data() + from, rows,
                   product, dim);
     for (int i = 0; i < rows; i++) {
@@ -208,43 +264,39 @@ void Decoder::head(Member& me, const LayerSpec& layer, const Activations& input,
   }
 }
 
-// x += w · input + bias
-void Decoder::add_product(Member& me, const Matrix& w, const Activations& input,
-                          const float* bias) {
-  me.each(tasks_of(w), [&](int task) {
-    const int begin = task * WIDE, end = std::min(w.blocks(), begin + WIDE);
-    const int width = (end - begin) * LANES;
-    float* product = temporary(me);
-    for (int from = 0; from < count_; from += ROWS) {
-      const int rows = std::min(ROWS, count_ - from);
-      kernels_.gemm(w, begin, end, input, identity_.data() + from, rows, product, width);
-      for (int i = 0; i < rows; i++) {
-        float* y = product + i * width;
-        if (bias)
-          for (int j = 0; j < width && begin * LANES + j < w.rows; j++)
-            y[j] += bias[begin * LANES + j];
-        kernels_.accumulate(x_.row(from + i) + begin * LANES, y, width);
-      }
+// x += w · input + bias, for the blocks of a task.
+void Decoder::add_product(Member& me, const Matrix& w, const Activations& input, const float* bias,
+                          int task, RowRange some) {
+  const int begin = task * WIDE, end = std::min(w.blocks(), begin + WIDE);
+  const int width = (end - begin) * LANES;
+  float* product = temporary(me);
+  for (int from = some.begin; from < some.end; from += ROWS) {
+    const int rows = std::min(ROWS, some.end - from);
+    kernels_.gemm(w, begin, end, input, identity_.data() + from, rows, product, width);
+    for (int i = 0; i < rows; i++) {
+      float* y = product + i * width;
+      if (bias)
+        for (int j = 0; j < width && begin * LANES + j < w.rows; j++) y[j] += bias[begin * LANES + j];
+      kernels_.accumulate(x_.row(from + i) + begin * LANES, y, width);
     }
-  });
+  }
 }
 
-void Decoder::gate_and_up(Member& me, const LayerSpec& layer, const Activations& x) {
-  me.each(tasks_of(*layer.gate), [&](int task) {
-    const int begin = task * WIDE, end = std::min(layer.gate->blocks(), begin + WIDE);
-    const int width = (end - begin) * LANES;
-    float* gate = temporary(me);
-    float* up = gate + ROWS * width;
-    for (int from = 0; from < count_; from += ROWS) {
-      const int rows = std::min(ROWS, count_ - from);
-      const int* index = identity_.data() + from;
-      kernels_.gemm(*layer.gate, begin, end, x, index, rows, gate, width);
-      kernels_.gemm(*layer.up, begin, end, x, index, rows, up, width);
-      for (int i = 0; i < rows; i++)
-        kernels_.silu_and_mul(gate + i * width, up + i * width, width,
-                              gated_.row(from + i) + begin * LANES);
-    }
-  });
+void Decoder::gate_and_up(Member& me, const LayerSpec& layer, const Activations& x, int task,
+                          RowRange some) {
+  const int begin = task * WIDE, end = std::min(layer.gate->blocks(), begin + WIDE);
+  const int width = (end - begin) * LANES;
+  float* gate = temporary(me);
+  float* up = gate + ROWS * width;
+  for (int from = some.begin; from < some.end; from += ROWS) {
+    const int rows = std::min(ROWS, some.end - from);
+    const int* index = identity_.data() + from;
+    kernels_.gemm(*layer.gate, begin, end, x, index, rows, gate, width);
+    kernels_.gemm(*layer.up, begin, end, x, index, rows, up, width);
+    for (int i = 0; i < rows; i++)
+      kernels_.silu_and_mul(gate + i * width, up + i * width, width,
+                            gated_.row(from + i) + begin * LANES);
+  }
 }
 
 void Decoder::logits(int count, const float* hidden, const int32_t* const* masks, float* out) {

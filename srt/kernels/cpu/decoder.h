@@ -74,7 +74,14 @@ class Decoder {
   void compute_part(int count, const int32_t* tokens, const int32_t* positions,
                     const std::vector<SequenceRow>& rows, float* hidden);
   void reserve(int count);
+  struct RowRange {
+    int begin, end;
+  };
   void compute(Member& me);
+  void compute_by_columns(Member& me);
+  void compute_by_rows(Member& me);
+  void begin_layer(Member& me, const LayerSpec& layer, const KvLayer& kv, RowRange rows);
+  void finish_layer(Member& me, const LayerSpec& layer, RowRange rows);
   void compute_logits(Member& me);
   void some_logits(Member& me, int begin, int end);
   void embed(Member& me);
@@ -84,11 +91,14 @@ class Decoder {
   const Activations& normalised(Member& me, const float* weight, bool integer, int tasks);
   const Activations& quantized(Member& me, Activations Own::* own, Activations& shared,
                                const Matrix& w);
-  void project_heads(Member& me, const LayerSpec& layer, const Activations& x, const KvLayer& kv);
+  void normalise(int i, const float* weight, bool integer, Activations& out);
   void head(Member& me, const LayerSpec& layer, const Activations& input, const KvLayer& kv,
-            int index);
+            int index, RowRange some);
   void add_product(Member& me, const Matrix& w, const Activations& x, const float* bias);
-  void gate_and_up(Member& me, const LayerSpec& layer, const Activations& x);
+  void add_product(Member& me, const Matrix& w, const Activations& x, const float* bias, int task,
+                   RowRange some);
+  void gate_and_up(Member& me, const LayerSpec& layer, const Activations& x, int task,
+                   RowRange some);
   float* temporary(const Member& me) { return temporary_.data() + me.id() * temporary_stride_; }
 
   const DecoderSpec spec_;
@@ -100,6 +110,7 @@ class Decoder {
   Attention attention_;
 
   int count_ = 0;  // of the step
+  int group_ = 0;  // rows that a member takes through a layer, or 0: members share out columns
   const int32_t *tokens_ = nullptr, *positions_ = nullptr;
   float* hidden_ = nullptr;
   struct {

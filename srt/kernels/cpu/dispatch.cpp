@@ -45,8 +45,8 @@ bool has_avxvnni() {
 bool has_amx() {
   constexpr uint32_t TILES = 1u << 24 | 1u << 25 | 1u << 22;
   return has_avx512() && __builtin_cpu_supports("avx512vnni") &&
-         (Features(0).edx & TILES) == TILES && (Features(1).eax >> 5 & 1) &&
-         syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+         __builtin_cpu_supports("avx512vbmi") && (Features(0).edx & TILES) == TILES &&
+         (Features(1).eax >> 5 & 1) && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 }
 #endif
 #endif

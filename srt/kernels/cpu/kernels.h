@@ -47,7 +47,7 @@ struct AttendJob {
 constexpr size_t attend_scratch(int dim) {
   const size_t d = static_cast<size_t>(dim);
   const size_t vectors = 2 * LANES * d + VECTOR_QUERIES * (CHUNK + d);
-  const size_t tiles = CHUNK * d + LANES * (CHUNK + 2 * d);
+  const size_t tiles = CHUNK * d + LANES * (2 * (CHUNK + LANES) + 3 * d);
   return (vectors > tiles ? vectors : tiles) + 256;
 }
 

@@ -1,15 +1,14 @@
 // Attention over bfloat16 keys and values in AMX tiles.
 //
-// A float32 is the sum of two bfloat16, but for its last 8 bits. With both parts of queries a score is
-// as good as one of 16 bits; weights are rounded to bfloat16, as values are. Every query has its own
-// row of a tile, and columns are added in one order: a query's result depends on no other.
+// Queries and weights are rounded to bfloat16, as keys and values are. Every query has its own row of
+// a tile, and columns are added in one order: a query's result depends on no other.
+//
+// A chunk's keys and values are put into tiles once, for all queries of the job. They do not fit the
+// first-level cache, and bringing a tile from the second takes longer than multiplying it: so two
+// tiles of queries use what was loaded. Vectors have half their speed while tiles are at work, so
+// weights are made of few instructions.
 namespace phloem {
 namespace PHLOEM_ISA {
-
-// Two bfloat16 parts of numbers.
-struct Parts {
-  uint16_t *high, *low;
-};
 
 // bfloat16 of thirty-two float32, rounded to nearest even; denormals are zero.
 static inline __m512i to_bf16(f32x16 first, f32x16 later) {
@@ -17,17 +16,34 @@ static inline __m512i to_bf16(f32x16 first, f32x16 later) {
   asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(out) : "v"(first), "v"(later));
   return out;
 }
-static inline void split(f32x16 first, f32x16 later, Parts out) {
-  const __m512i upper = _mm512_set1_epi32(-65536);
-  const f32x16 a = _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(first), upper));
-  const f32x16 b = _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(later), upper));
-  _mm512_storeu_si512(out.high, to_bf16(a, b));
-  _mm512_storeu_si512(out.low, to_bf16(sub(first, a), sub(later, b)));
-}
 
 constexpr int MAX_DIM = 512;  // of a head
 
+// 128 · (2^(i / 128) - 1), rounded.
+struct Fractions {
+  alignas(64) uint8_t of[128] = {};
+  constexpr Fractions() {
+    double power = 1;
+    for (int i = 0; i < 128; i++, power *= 1.0054299011128029)  // 2^(1/128)
+      of[i] = static_cast<uint8_t>(128 * (power - 1) + 0.5);
+  }
+};
+constexpr Fractions FRACTIONS;
+
+struct Ones {
+  alignas(64) uint16_t of[TILE * 32] = {};
+  constexpr Ones() {
+    for (uint16_t& one : of) one = 0x3F80;
+  }
+};
+constexpr Ones ONES;
+
 class TileAttention {
+  static constexpr int TOGETHER = 2 * TILE;  // queries
+  // Numbers from one query's scores to the next one's: at a power of two, a load would wait for
+  // stores to other rows with the same lowest bits.
+  static constexpr int SCORES = CHUNK + LANES;
+
  public:
   explicit TileAttention(AttendJob& job)
       : job_(job), dim_(job.keys.dim), padded_((job.count + 2 * TILE - 1) / (2 * TILE) * 2 * TILE) {
@@ -35,69 +51,64 @@ class TileAttention {
     const auto take = [&](int numbers) { return p += numbers, p - numbers; };
     keys_ = take(CHUNK * dim_);
     values_ = take(CHUNK * dim_);
-    queries_ = {take(TILE * dim_), take(TILE * dim_)};
+    queries_ = take(TOGETHER * dim_);
     scores_ = reinterpret_cast<float*>(p);
-    sums_ = scores_ + TILE * CHUNK;
+    sums_ = scores_ + TOGETHER * SCORES;
   }
 
   void run() {
     TileShapes shapes;
-    for (int t = 0; t < 8; t++)
-      shapes.set(t, t < 6 && job_.queries < TILE ? job_.queries : TILE, 64);
+    const int rows = job_.queries < TILE ? job_.queries : TILE;
+    for (int t = 0; t < 8; t++) shapes.set(t, t < 6 ? rows : TILE, 64);
     tiles_configure(shapes);
     stage_keys();
     stage_values();
-    for (int from = 0; from < job_.queries; from += TILE)
-      attend(from, job_.queries - from < TILE ? job_.queries - from : TILE);
+    int from = 0;
+    for (; job_.queries - from > TILE; from += TOGETHER)
+      attend<2>(from, job_.queries - from < TOGETHER ? job_.queries - from : TOGETHER);
+    if (from < job_.queries) attend<1>(from, job_.queries - from);
     tiles_release();
   }
 
  private:
-  // Tiles that have not worked for some 2,000 cycles take nearly as long to wake.
-  static void keep_awake() { tile_dot_bf16<0, 4, 6>(); }
-
+  // Queries in T tiles.
+  template <int T>
   void attend(int from, int count) {
     for (int i = 0; i < count; i++)
       for (int d = 0; d < dim_; d += 32) {
         const float* query = job_.query[from + i] + d;
-        split(load(query), load(query + LANES),
-              {queries_.high + i * dim_ + d, queries_.low + i * dim_ + d});
+        _mm512_storeu_si512(queries_ + i * dim_ + d, to_bf16(load(query), load(query + LANES)));
       }
-    score();
-    for (int i = 0; i < count; i++) {
-      if (i % 8 == 4) keep_awake();
-      peaks_[i] = peak_of(seen(from + i), scores_ + i * CHUNK);
-    }
-    for (int i = 0; i < count; i++) {
-      if (i % 4 == 0) keep_awake();
-      totals_[i] = weigh(seen(from + i), peaks_[i], scores_ + i * CHUNK);
-    }
-    add_values();
-    merge(from, count);
+    score<T>();
+    for (int i = 0; i < count; i++) weigh(from + i, i);
+    add_values<T>();
+    for (int i = 0; i < count; i += TILE) merge(from, i, count - i < TILE ? count - i : TILE);
   }
 
-  // What this chunk gave for `count` queries, into what the earlier ones gave; see phloem::merge.
-  void merge(int from, int count) {
+  // What this chunk gave for queries begin to begin + count of those from `from` on, into what the
+  // earlier ones gave; see phloem::merge.
+  void merge(int from, int begin, int count) {
     float peaks[TILE] = {}, totals[TILE] = {}, before[TILE], now[TILE];
+    Softmax** states = job_.state + from + begin;
     for (int i = 0; i < count; i++) {
-      peaks[i] = job_.state[from + i]->peak;
-      totals[i] = job_.state[from + i]->total;
+      peaks[i] = states[i]->peak;
+      totals[i] = states[i]->total;
     }
-    const f32x16 peak = max(load(peaks), load(peaks_));
+    const f32x16 own_peaks = load(peaks_ + begin), own_totals = load(totals_ + begin);
+    const f32x16 peak = max(load(peaks), own_peaks);
     const f32x16 finite = max(peak, splat(-3.0e38f));  // where no key was seen there is no peak
-    const f32x16 a = decay(sub(load(peaks), finite)), b = decay(sub(load(peaks_), finite));
-    store(totals, fma(load(totals), a, mul(load(totals_), b)));
+    const f32x16 a = decay(sub(load(peaks), finite)), b = decay(sub(own_peaks, finite));
+    store(totals, fma(load(totals), a, mul(own_totals, b)));
     store(peaks, peak);
     store(before, a);
     store(now, b);
     for (int i = 0; i < count; i++) {
-      if (i % 8 == 4) keep_awake();
-      Softmax& state = *job_.state[from + i];
+      Softmax& state = *states[i];
       state.peak = peaks[i];
       state.total = totals[i];
       const f32x16 was = splat(before[i]), is = splat(now[i]);
       for (int d = 0; d < dim_; d += LANES) {
-        const f32x16 own = mul(load(sums_ + i * dim_ + d), is);
+        const f32x16 own = mul(load(sums_ + (begin + i) * dim_ + d), is);
         store(state.sums + d, fma(load(state.sums + d), was, own));
       }
     }
@@ -142,7 +153,8 @@ class TileAttention {
     for (int from = 0; from < padded_; from += TILE) {
       const Rows values = rows(job_.values, from);
       for (int i = 0; i < TILE; i += 2) {
-        uint16_t* out = values_ + from / 32 * 32 * dim_ + (from % 32 + i) * LANES;
+        const int place = i / 4 * 8 + i % 4 + from % 32 / 4;  // see `weigh`
+        uint16_t* out = values_ + from / 32 * 32 * dim_ + place * LANES;
         for (int d = 0; d < dim_; d += 32, out += 2 * TILE * 32) {
           const __m512i a = _mm512_loadu_si512(values.row[i] + d);
           const __m512i b = _mm512_loadu_si512(values.row[i + 1] + d);
@@ -153,143 +165,161 @@ class TileAttention {
     }
   }
 
-  // A product with both parts of what tiles 4 and 5 hold.
-  template <int C>
-  static void multiply(const uint16_t* b) {
-    tile_load<6>(b, 64);
-    tile_dot_bf16<C, 4, 6>();
-    tile_dot_bf16<C, 5, 6>();
-  }
-
-  // scores [query][key], two tiles of keys at a time.
-  void score() {
-    const ptrdiff_t stride = 2 * dim_;
-    for (int from = 0; from < padded_; from += 2 * TILE) {
-      const uint16_t* keys = keys_ + from * dim_;
-      tile_clear<0>();
-      tile_clear<1>();
-      for (int d = 0; d < dim_; d += 32, keys += TILE * 32) {
-        tile_load<4>(queries_.high + d, stride);
-        tile_load<5>(queries_.low + d, stride);
-        multiply<0>(keys);
-        multiply<1>(keys + TILE * dim_);
-      }
-      tile_store<0>(scores_ + from, sizeof(float) * CHUNK);
-      tile_store<1>(scores_ + from + TILE, sizeof(float) * CHUNK);
-    }
-  }
-
-  // The keys that a query sees, as vectors of sixteen from `begin` to `end`, of which the outermost
-  // ones may be seen in part.
-  struct Seen {
-    int begin, end;
-    __mmask16 first, last;
+  // What a product reads: tiles, in steps, each with what lies between two of them, in numbers.
+  struct Left {
+    const uint16_t* at;
+    int row, tile, step;
   };
-  Seen seen(int q) const {
-    const int first = job_.first[q], end = job_.end[q];
-    if (first >= end) return {0, 0, 0, 0};
-    return {first / LANES, (end + LANES - 1) / LANES,
-            static_cast<__mmask16>(0xFFFF << first % LANES),
-            static_cast<__mmask16>(0xFFFF >> (LANES - 1 - (end - 1) % LANES))};
-  }
+  struct Right {
+    const uint16_t* at;
+    int tile, step;
+  };
 
-  // The largest score that a query sees; caps the scores, and leaves none of what it does not see in
-  // the vectors from begin to end.
-  float peak_of(const Seen& seen, float* row) {
-    if (job_.soft_cap > 0)
-      for (int i = seen.begin; i < seen.end; i++)
-        store(row + i * LANES, soft_capped(load(row + i * LANES), job_.soft_cap));
-    if (seen.begin < seen.end) {
-      hide(row + seen.begin * LANES, seen.first);
-      hide(row + (seen.end - 1) * LANES, seen.last);
-    }
-    f32x16 peaks = splat(-INFINITY);
-    for (int i = seen.begin; i < seen.end; i++) peaks = max(peaks, load(row + i * LANES));
-    return largest(peaks);
-  }
-  static void hide(float* row, __mmask16 seen) {
-    store(row, _mm512_mask_mov_ps(splat(-INFINITY), seen, load(row)));
-  }
-
-  // 2^x to 17 bits for x ≤ 0, exactly zero from -127 on (a polynomial of degree 4 around the nearest
-  // whole number, which adding 1.5 · 2²³ leaves in the lowest bits).
-  static f32x16 power_of_two(f32x16 x) {
-    const f32x16 magic = splat(12582912.0f);
-    x = max(splat(-127.0f), x);  // which lets through what is no number
-    const f32x16 shifted = add(x, magic), r = sub(x, sub(shifted, magic));
-    f32x16 p = splat(9.58285e-3f);
-    p = fma(p, r, splat(5.590643e-2f));
-    p = fma(p, r, splat(2.4024099e-1f));
-    p = fma(p, r, splat(6.9312419e-1f));
-    p = fma(p, r, splat(1.0f));
-    const __m512i whole = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
-    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), whole));
-  }
-
-  // From scores to weights, as bfloat16 where the first half of each two vectors of scores was.
-  // Returns their sum.
-  float weigh(const Seen& seen, float peak, float* row) {
-    const f32x16 log2e = splat(1.44269504f), most = splat(-1.44269504f * peak);
-    f32x16 totals = zero();
-    const auto weight = [&](int i) {
-      if (i < seen.begin || i >= seen.end) return zero();
-      return power_of_two(fma(load(row + i * LANES), log2e, most));
-    };
-    for (int i = 0; i < padded_ / LANES; i += 2) {
-      const f32x16 a = weight(i), b = weight(i + 1);
-      totals = add(add(totals, a), b);
-      _mm512_storeu_si512(row + i * LANES, to_bf16(a, b));
-    }
-    return sum(totals);
-  }
-
-  template <int C>
-  static void add_product(const uint16_t* b) {
-    tile_load<6>(b, 64);
-    tile_dot_bf16<C, 4, 6>();
-  }
-
-  // sums [query][dimension] = weights · values, 64 dimensions at a time.
-  void add_values() {
-    int d = 0;
-    for (; d + 64 <= dim_; d += 64) add_values<4>(d);
-    if (d < dim_) add_values<2>(d);
-  }
-  template <int N>  // tiles
-  void add_values(int d) {
+  // T tiles of rows by N tiles of columns, over `steps` of 32; out [T · TILE][stride]. Tiles 0 to 3 are
+  // sums, 4 and 5 rows, 6 and 7 columns. What is loaded is used as often as there is room for sums.
+  template <int T, int N>
+  static void multiply(Left a, Right b, int steps, float* out, int stride) {
     tile_clear<0>();
-    tile_clear<1>();
-    if (N == 4) {
-      tile_clear<2>();
-      tile_clear<3>();
+    if (T * N > 1) tile_clear<1>();
+    if (T * N > 2) tile_clear<2>();
+    if (T * N > 3) tile_clear<3>();
+    for (int s = 0; s < steps; s++, a.at += a.step, b.at += b.step) {
+      tile_load<4>(a.at, 2 * a.row);
+      if (T == 2) tile_load<5>(a.at + a.tile, 2 * a.row);
+      tile_load<6>(b.at, 64);
+      tile_dot_bf16<0, 4, 6>();
+      if (T == 2) tile_dot_bf16<N, 5, 6>();
+      if (N == 1) continue;
+      tile_load<7>(b.at + b.tile, 64);
+      tile_dot_bf16<1, 4, 7>();
+      if (T == 2) tile_dot_bf16<N + 1, 5, 7>();
+      if (N == 2) continue;
+      tile_load<6>(b.at + 2 * b.tile, 64);
+      tile_dot_bf16<2, 4, 6>();
+      tile_load<7>(b.at + 3 * b.tile, 64);
+      tile_dot_bf16<3, 4, 7>();
     }
-    for (int from = 0; from < padded_; from += 32) {
-      const uint16_t* values = values_ + (from * dim_ + d * 32);
-      tile_load<4>(scores_ + from, sizeof(float) * CHUNK);
-      add_product<0>(values);
-      add_product<1>(values + TILE * 32);
-      if (N == 4) {
-        add_product<2>(values + 2 * TILE * 32);
-        add_product<3>(values + 3 * TILE * 32);
-      }
+    const auto bytes = static_cast<ptrdiff_t>(sizeof(float)) * stride;
+    const auto place = [=](int tile) { return out + tile / N * TILE * stride + tile % N * TILE; };
+    tile_store<0>(place(0), bytes);
+    if (T * N > 1) tile_store<1>(place(1), bytes);
+    if (T * N > 2) tile_store<2>(place(2), bytes);
+    if (T * N > 3) tile_store<3>(place(3), bytes);
+  }
+
+  // The same for `columns` tiles of columns, an even number.
+  template <int T>
+  static void multiply_all(const Left& a, Right b, int columns, int steps, float* out, int stride) {
+    constexpr int N = 4 / T;
+    int n = 0;
+    for (; n + N <= columns; n += N, b.at += N * b.tile)
+      multiply<T, N>(a, b, steps, out + n * TILE, stride);
+    if (n < columns) multiply<T, 2>(a, b, steps, out + n * TILE, stride);
+  }
+
+  // scores [query][key]
+  template <int T>
+  void score() {
+    const Left queries{queries_, dim_, TILE * dim_, 32};
+    const Right keys{keys_, TILE * dim_, TILE * 32};
+    multiply_all<T>(queries, keys, padded_ / TILE, dim_ / 32, scores_, SCORES);
+  }
+
+  // sums [query][dimension] = weights · values; totals: the sums of weights.
+  template <int T>
+  void add_values() {
+    const Left weights{reinterpret_cast<const uint16_t*>(scores_), 2 * SCORES, 2 * TILE * SCORES, 64};
+    const Right values{values_, TILE * 32, 32 * dim_};
+    multiply_all<T>(weights, values, dim_ / TILE, padded_ / 32, sums_, dim_);
+    float totals[T * TILE][LANES];
+    multiply<T, 1>(weights, {ONES.of, 0, 0}, padded_ / 32, totals[0], LANES);
+    for (int i = 0; i < T * TILE; i++) totals_[i] = totals[i][0];
+  }
+
+  // From the scores of query q of the job, row i of the tile, to weights: exp(score - peak) as bfloat16,
+  // where the first of each two vectors of scores was. In these, four weights of the first vector are
+  // followed by four of the second one, and so on.
+  void weigh(int q, int i) {
+    const int first = job_.first[q], end = job_.end[q];
+    float* row = scores_ + i * SCORES;
+    int begin = 0, finish = 0;  // what the query sees, in pairs of vectors
+    peaks_[i] = -INFINITY;
+    if (first < end) {
+      begin = first / 32;
+      finish = (end + 31) / 32;
+      if (job_.soft_cap > 0)
+        for (int v = 2 * begin; v < 2 * finish; v++)
+          store(row + v * LANES, soft_capped(load(row + v * LANES), job_.soft_cap));
+      if (first % 32) hide(row, begin, first, end);
+      if (end % 32) hide(row, finish - 1, first, end);
+      peaks_[i] = peak_of(row, begin, finish);
     }
-    const auto stride = static_cast<ptrdiff_t>(sizeof(float)) * dim_;
-    tile_store<0>(sums_ + d, stride);
-    tile_store<1>(sums_ + d + LANES, stride);
-    if (N == 4) {
-      tile_store<2>(sums_ + d + 2 * LANES, stride);
-      tile_store<3>(sums_ + d + 3 * LANES, stride);
+    const PowerOfTwo power(peaks_[i]);
+    const __m512i none = _mm512_setzero_si512();
+    for (int p = 0; p < begin; p++) _mm512_storeu_si512(row + p * 32, none);
+    for (int p = begin; p < finish; p++)
+      _mm512_storeu_si512(row + p * 32, power(load(row + p * 32), load(row + p * 32 + LANES)));
+    for (int p = finish; p < padded_ / 32; p++) _mm512_storeu_si512(row + p * 32, none);
+  }
+
+  // Leaves no score of keys outside [first, end) in a pair of vectors.
+  static void hide(float* row, int pair, int first, int end) {
+    for (int v = 2 * pair; v < 2 * pair + 2; v++) {
+      const auto below = [&](int key) {
+        const int lanes = key - v * LANES;
+        return lanes <= 0 ? 0 : lanes >= LANES ? 0xFFFF : (1 << lanes) - 1;
+      };
+      const auto seen = static_cast<__mmask16>(below(end) & ~below(first));
+      store(row + v * LANES, _mm512_mask_mov_ps(splat(-INFINITY), seen, load(row + v * LANES)));
     }
   }
+
+  // The largest score; not a number where any is none, so that the query's result is none either.
+  static float peak_of(const float* row, int begin, int finish) {
+    f32x16 a = splat(-INFINITY), b = a;
+    __mmask16 none = 0;
+    for (int p = begin; p < finish; p++) {
+      const f32x16 x = load(row + p * 32), y = load(row + p * 32 + LANES);
+      none |= _mm512_cmp_ps_mask(x, y, _CMP_UNORD_Q);
+      a = max(a, x);
+      b = max(b, y);
+    }
+    return none ? NAN : largest(max(a, b));
+  }
+
+  // exp(x - peak) as bfloat16, for x that are no larger. A bfloat16's bits, as a whole number, are its
+  // logarithm in steps of 1/128 octave from 2^-127 on, but for the fraction of an octave, which is
+  // straight there: what it is bent to is looked up. Both roundings together are within 0.67 %.
+  class PowerOfTwo {
+   public:
+    explicit PowerOfTwo(float peak)
+        : most_(splat(127.0f * 128 - STEPS * peak)),
+          low_(_mm512_load_si512(FRACTIONS.of)),
+          high_(_mm512_load_si512(FRACTIONS.of + 64)) {}
+    __m512i operator()(f32x16 x, f32x16 y) const {
+      const auto bits = [&](f32x16 v) {
+        return _mm512_cvtps_epi32(fma(v, splat(STEPS), most_));
+      };
+      // Below 2^-127, and what was hidden, becomes 0.
+      const __m512i straight = _mm512_packus_epi32(bits(x), bits(y));
+      const __m512i bent = _mm512_permutex2var_epi8(low_, straight, high_);
+      return _mm512_ternarylogic_epi32(straight, bent, _mm512_set1_epi16(127), 0xD8);
+    }
+
+   private:
+    static constexpr float STEPS = 128 * 1.44269504f;
+    const f32x16 most_;
+    const __m512i low_, high_;
+  };
 
   AttendJob& job_;
   const int dim_, padded_;
-  uint16_t* keys_;    // [key / 16][dim / 32][dim % 32 / 2][key % 16][2]
-  uint16_t* values_;  // [key / 32][dim / 16][key % 32 / 2][dim % 16][2]
-  Parts queries_;     // [TILE][dim]
-  float* scores_;     // [TILE][CHUNK], then weights
-  float* sums_;       // [TILE][dim]
-  float peaks_[TILE] = {}, totals_[TILE] = {};
+  uint16_t* keys_;     // [key / 16][dim / 32][dim % 32 / 2][key % 16][2]
+  uint16_t* values_;   // [key / 32][dim / 16][key % 32 / 2][dim % 16][2], keys as in `weigh`
+  uint16_t* queries_;  // [TOGETHER][dim]
+  float* scores_;      // [TOGETHER][SCORES], then weights
+  float* sums_;        // [TOGETHER][dim]
+  float peaks_[TOGETHER] = {}, totals_[TOGETHER] = {};
 };
 
 }  // namespace PHLOEM_ISA
