@@ -412,16 +412,16 @@ API int roofline_attention(int heads, int kv_heads, int head_dim, int kv_type, i
     const int slots = 1 + rows * length, dim = shape.padded_dim();
     const size_t element = type == KvType::F32 ? 4 : type == KvType::S8 ? 1 : 2;
     const size_t vectors = 2 * static_cast<size_t>(rows) * length * kv_heads;
-    std::vector<std::unique_ptr<KvLayer>> layers(copies_in(working_set, vectors * dim * element));
+    const auto layers = static_cast<int>(copies_in(working_set, vectors * dim * element));
+    const KvPool pool(kv_heads, dim, type, layers, slots);
     std::vector<float> vector(static_cast<size_t>(dim));
-    for (auto& layer : layers) {
-      layer = std::make_unique<KvLayer>(shape, type, slots);
+    for (int layer = 0; layer < layers; layer++) {
       randomise(vector.data(), static_cast<size_t>(head_dim));
       for (int slot = 1; slot < slots; slot++)
         for (int head = 0; head < kv_heads; head++) {
           vector[static_cast<size_t>((slot + head) % head_dim)] = random_float();
-          kernels->store_kv(layer->keys, slot, head, vector.data());
-          kernels->store_kv(layer->values, slot, head, vector.data());
+          kernels->store_kv(pool[layer].keys, slot, head, vector.data());
+          kernels->store_kv(pool[layer].values, slot, head, vector.data());
         }
     }
     std::vector<int32_t> places(static_cast<size_t>(slots - 1));
@@ -437,7 +437,7 @@ API int roofline_attention(int heads, int kv_heads, int head_dim, int kv_type, i
     Attention attention(shape, type, *kernels, threads);
     attention.plan(sequences);
     return timed(threads, seconds, times, capacity, [&](Member& me, int i) {
-      attention.run(me, *layers[static_cast<size_t>(i) % layers.size()], q.data(), out);
+      attention.run(me, pool[static_cast<size_t>(i % layers)], q.data(), out);
     });
   });
 }

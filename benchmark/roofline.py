@@ -58,7 +58,7 @@ from phloem.srt.resolve import detect_hardware, resolve
 
 DOCS = ROOT / "docs" / "performance.md"
 KERNELS = ROOT / "srt" / "kernels" / "cpu"
-SOURCES = ("arena", "attention", "formats", "matrix", "team")
+SOURCES = ("arena", "attention", "formats", "kv_pool", "matrix", "team")
 
 WORKING_SET = 96 * MIB
 """Copies of a weight matrix, or layers of KV, take turns until so much has passed: what a step of

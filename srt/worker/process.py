@@ -291,6 +291,20 @@ def _start_tier(
     return tier
 
 
+def _load(options: WorkerProcessOptions, startup: dict[str, float]) -> Model:
+    """The model. Of the checkpoint, whose file is mapped, nothing stays that the model does not
+    compute with."""
+    with timed(startup, "open"):
+        checkpoint = open_checkpoint(options.checkpoint)
+    with timed(startup, "load_model"):
+        return load(
+            checkpoint,
+            options.compute,
+            kv_slots=options.kv_slots,
+            context_length=options.context_length,
+        )
+
+
 def main(options: WorkerProcessOptions, startup: dict[str, float]) -> None:
     """Load the model, say `WorkerReady`, then serve until told to stop.
 
@@ -298,16 +312,8 @@ def main(options: WorkerProcessOptions, startup: dict[str, float]) -> None:
     checkpoint, the options or the memory make impossible.
     """
     files = _computing_files(options) if options.tier is not None else []
-    with timed(startup, "open"):
-        checkpoint = open_checkpoint(options.checkpoint)
-    config = checkpoint.config
-    with timed(startup, "load_model"):
-        model = load(
-            checkpoint,
-            options.compute,
-            kv_slots=options.kv_slots,
-            context_length=options.context_length,
-        )
+    model = _load(options, startup)
+    config = model.config
     runner = ModelRunner(
         model,
         kv_slots=options.kv_slots,

@@ -41,7 +41,7 @@ struct Reference {  // attention alone, for the tests
   AttentionShape shape;
   const Kernels& kernels;
   Team& team;
-  KvLayer kv;
+  KvPool kv;
   Attention attention;
 };
 
@@ -140,7 +140,7 @@ API void* phloem_attention_new(const void* kernels, void* team, int heads, int k
     const auto& k = *static_cast<const Kernels*>(kernels);
     auto& t = *static_cast<Team*>(team);
     const auto type = static_cast<KvType>(kv_type);
-    return new Reference{shape, k, t, {shape, type, slots}, {shape, type, k, t.size()}};
+    return new Reference{shape, k, t, {kv_heads, shape.padded_dim(), type, 1, slots}, {shape, type, k, t.size()}};
   });
 }
 
@@ -157,9 +157,9 @@ API int phloem_attention_write(void* attention, int count, const int32_t* slots,
       for (int head = 0; head < a.shape.kv_heads; head++) {
         const size_t at = (static_cast<size_t>(i) * a.shape.kv_heads + head) * dim;
         std::copy(k + at, k + at + dim, padded.begin());
-        a.kernels.store_kv(a.kv.keys, slots[i], head, padded.data());
+        a.kernels.store_kv(a.kv[0].keys, slots[i], head, padded.data());
         std::copy(v + at, v + at + dim, padded.begin());
-        a.kernels.store_kv(a.kv.values, slots[i], head, padded.data());
+        a.kernels.store_kv(a.kv[0].values, slots[i], head, padded.data());
       }
     return 0;
   });
@@ -181,7 +181,7 @@ API int phloem_attention_run(void* attention, int rows, const int32_t* counts,
         queries[static_cast<size_t>(i) * padded + d] = q[static_cast<size_t>(i) * dim + d] * scale;
     Activations attended(heads * dim, n);
     a.attention.plan(all);
-    a.team.run(1, [&](Member& me) { a.attention.run(me, a.kv, queries.data(), attended); });
+    a.team.run(1, [&](Member& me) { a.attention.run(me, a.kv[0], queries.data(), attended); });
     for (int i = 0; i < n; i++)
       std::memcpy(out + static_cast<size_t>(i) * heads * dim, attended.row(i),
                   static_cast<size_t>(heads) * dim * sizeof(float));
@@ -223,14 +223,14 @@ API int phloem_decoder_logits(void* decoder, int count, const float* hidden,
 }
 
 API int64_t phloem_decoder_kv_slot_bytes(const void* decoder) {
-  return static_cast<int64_t>(static_cast<const Decoder*>(decoder)->kv_slot_bytes());
+  return static_cast<int64_t>(static_cast<const Decoder*>(decoder)->kv().slot_bytes());
 }
 
 API int phloem_decoder_read_kv(const void* decoder, int count, const int32_t* slots, uint8_t* out) {
   return guarded(-1, [&] {
     const auto& d = *static_cast<const Decoder*>(decoder);
     check_slots(d, slots, count);
-    d.read_kv(slots, count, out);
+    d.kv().read(slots, count, out);
     return 0;
   });
 }
@@ -240,7 +240,7 @@ API int phloem_decoder_write_kv(void* decoder, int count, const int32_t* slots,
   return guarded(-1, [&] {
     auto& d = *static_cast<Decoder*>(decoder);
     check_slots(d, slots, count);
-    d.write_kv(slots, count, data);
+    d.kv().write(slots, count, data);
     return 0;
   });
 }

@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <new>
-
-#include "arena.h"
 
 namespace phloem {
 namespace {
@@ -13,73 +10,7 @@ namespace {
 // Queries up to which a row has its chunks in parallel, at least; else as many as a call takes.
 constexpr int SHORT_ROW = 4;
 
-size_t element_bytes(KvType type) {
-  return type == KvType::F32 ? 4 : type == KvType::S8 ? 1 : 2;
-}
-
-size_t data_bytes(const KvArray& kv, int slots) {
-  return static_cast<size_t>(slots) * kv.heads * kv.dim * element_bytes(kv.type);
-}
-size_t scale_bytes(const KvArray& kv, int slots) {
-  return static_cast<size_t>(slots) * kv.heads * sizeof(float);
-}
-
-// visit(memory of one slot, its bytes), in the order of `KvLayer::read`.
-template <class Visit>
-void each_piece(const KvArray& kv, const int32_t* slots, int count, Visit&& visit) {
-  const size_t data = data_bytes(kv, 1), scales = scale_bytes(kv, 1);
-  for (int i = 0; i < count; i++) visit(kv.data + static_cast<size_t>(slots[i]) * data, data);
-  for (int i = 0; kv.scales && i < count; i++)
-    visit(reinterpret_cast<uint8_t*>(kv.scales) + static_cast<size_t>(slots[i]) * scales, scales);
-}
-
 }  // namespace
-
-KvLayer::KvLayer(const AttentionShape& shape, KvType type, int slots) : slots_(slots) {
-  keys = allocate(shape, type);
-  values = allocate(shape, type);
-}
-
-KvArray KvLayer::allocate(const AttentionShape& shape, KvType type) {
-  KvArray kv{type, nullptr, nullptr, shape.kv_heads, shape.padded_dim()};
-  kv.data = arena_allocate(data_bytes(kv, slots_));
-  if (type == KvType::S8)
-    kv.scales = reinterpret_cast<float*>(arena_allocate(scale_bytes(kv, slots_)));
-  if (!kv.data || (type == KvType::S8 && !kv.scales)) throw std::bad_alloc();
-  return kv;
-}
-
-KvLayer::~KvLayer() {
-  for (KvArray* kv : {&keys, &values}) {
-    arena_release(kv->data);
-    if (kv->scales) arena_release(reinterpret_cast<uint8_t*>(kv->scales));
-  }
-}
-
-size_t KvLayer::slot_bytes() const {
-  size_t bytes = 0;
-  for (const KvArray* kv : {&keys, &values})
-    bytes += data_bytes(*kv, 1) + (kv->scales ? scale_bytes(*kv, 1) : 0);
-  return bytes;
-}
-
-uint8_t* KvLayer::read(const int32_t* slots, int count, uint8_t* out) const {
-  for (const KvArray* kv : {&keys, &values})
-    each_piece(*kv, slots, count, [&](const uint8_t* memory, size_t bytes) {
-      std::memcpy(out, memory, bytes);
-      out += bytes;
-    });
-  return out;
-}
-
-const uint8_t* KvLayer::write(const int32_t* slots, int count, const uint8_t* data) {
-  for (const KvArray* kv : {&keys, &values})
-    each_piece(*kv, slots, count, [&](uint8_t* memory, size_t bytes) {
-      std::memcpy(memory, data, bytes);
-      data += bytes;
-    });
-  return data;
-}
 
 Attention::Attention(const AttentionShape& shape, KvType type, const Kernels& kernels, int members)
     : shape_(shape),

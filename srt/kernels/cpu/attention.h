@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "kv_pool.h"
 #include "team.h"
 
 namespace phloem {
@@ -37,25 +38,6 @@ struct AttentionShape {
 struct SequenceRow {
   int query, count, length;
   const int32_t* slots;
-};
-
-// Keys and values of one layer. Slot 0 is padding and stays zero.
-class KvLayer {
- public:
-  KvLayer(const AttentionShape& shape, KvType type, int slots);
-  ~KvLayer();
-  KvLayer(const KvLayer&) = delete;
-  KvLayer& operator=(const KvLayer&) = delete;
-  KvArray keys, values;
-  // Bytes of a slot's keys and values as they are kept, scales included.
-  size_t slot_bytes() const;
-  // Keys, then values, of `count` slots one after another: [count][data], [count][scales].
-  uint8_t* read(const int32_t* slots, int count, uint8_t* out) const;
-  const uint8_t* write(const int32_t* slots, int count, const uint8_t* data);
-
- private:
-  KvArray allocate(const AttentionShape& shape, KvType type);
-  int slots_;
 };
 
 class Attention {

@@ -34,6 +34,8 @@ Decoder::Decoder(const DecoderSpec& spec, const Kernels& kernels, Team& team)
       shape_(shape_of(spec)),
       kernels_(kernels),
       team_(team),
+      kv_(spec.kv_heads, shape_.padded_dim(), static_cast<KvType>(spec.kv_type), spec.layers,
+          spec.slots),
       attention_(shape_, static_cast<KvType>(spec.kv_type), kernels, team.size()),
       x_(spec.hidden, 0),
       normed_(spec.hidden, 0),
@@ -48,8 +50,6 @@ Decoder::Decoder(const DecoderSpec& spec, const Kernels& kernels, Team& team)
   for (int i = 0; i < team.size(); i++)
     own_.push_back(
         {{spec.hidden, FEW}, {spec.heads * spec.head_dim, FEW}, {spec.intermediate, FEW}});
-  for (int i = 0; i < spec.layers; i++)
-    kv_.push_back(std::make_unique<KvLayer>(shape_, static_cast<KvType>(spec.kv_type), spec.slots));
 }
 
 void Decoder::reserve(int count) {
@@ -107,16 +107,6 @@ void Decoder::compute_part(int count, const int32_t* tokens, const int32_t* posi
   team_.start(PHASES * spec_.layers + 2, step_job_);
 }
 
-size_t Decoder::kv_slot_bytes() const { return kv_.size() * kv_[0]->slot_bytes(); }
-
-void Decoder::read_kv(const int32_t* slots, int count, uint8_t* out) const {
-  for (const auto& layer : kv_) out = layer->read(slots, count, out);
-}
-
-void Decoder::write_kv(const int32_t* slots, int count, const uint8_t* data) {
-  for (const auto& layer : kv_) data = layer->write(slots, count, data);
-}
-
 void Decoder::compute(Member& me) {
   if (group_)
     compute_by_rows(me);
@@ -128,11 +118,11 @@ void Decoder::compute(Member& me) {
   });
 }
 
-// Groups of rows pass from one attention to the next with one member each, whose own caches hold
-// them: what is written for a row is read by who wrote it.
+// Groups of rows pass from one attention to the next with one member each, so that what is written of
+// a row is read from the same core's caches.
 void Decoder::compute_by_rows(Member& me) {
   for (size_t i = 0; i <= layers_.size(); i++) {
-    if (i > 0) attention_.run(me, *kv_[i - 1], q_.data(), attended_);
+    if (i > 0) attention_.run(me, kv_[i - 1], q_.data(), attended_);
     me.each((count_ + group_ - 1) / group_, [&](int g) {
       const RowRange rows{g * group_, std::min(count_, (g + 1) * group_)};
       if (i == 0)
@@ -140,7 +130,7 @@ void Decoder::compute_by_rows(Member& me) {
           read_row(*spec_.embedding, tokens_[row], x_.row(row));
       else
         finish_layer(me, layers_[i - 1], rows);
-      if (i < layers_.size()) begin_layer(me, layers_[i], *kv_[i], rows);
+      if (i < layers_.size()) begin_layer(me, layers_[i], kv_[i], rows);
     });
   }
 }
@@ -174,8 +164,8 @@ void Decoder::compute_by_columns(Member& me) {
     const int heads = spec_.heads + 2 * spec_.kv_heads;
     const bool integer_qkv = integer({layer.q, layer.k, layer.v});
     const Activations& x = normalised(me, layer.attention_norm, integer_qkv, heads);
-    me.each(heads, [&](int index) { head(me, layer, x, *kv_[i], index, all); });
-    attention_.run(me, *kv_[i], q_.data(), attended_);
+    me.each(heads, [&](int index) { head(me, layer, x, kv_[i], index, all); });
+    attention_.run(me, kv_[i], q_.data(), attended_);
     add_product(me, *layer.o, quantized(me, &Own::attended, attended_, *layer.o), layer.o_bias);
     const bool integer_mlp = integer({layer.gate, layer.up});
     const int tasks = tasks_of(*layer.gate);

@@ -8,7 +8,6 @@
 // The structs are laid out as the Python side fills them in.
 #pragma once
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "activations.h"
@@ -58,11 +57,9 @@ class Decoder {
   // in it may be left at -infinity.
   void logits(int count, const float* hidden, const int32_t* const* masks, float* out);
 
-  // KV of `count` slots as it is kept, layer after layer, `count` · `kv_slot_bytes()` in all. May be
-  // called while other threads compute with other slots.
-  size_t kv_slot_bytes() const;
-  void read_kv(const int32_t* slots, int count, uint8_t* out) const;
-  void write_kv(const int32_t* slots, int count, const uint8_t* data);
+  // Slots may be read and written while other threads compute with others.
+  KvPool& kv() { return kv_; }
+  const KvPool& kv() const { return kv_; }
 
   const DecoderSpec& spec() const { return spec_; }
 
@@ -106,7 +103,7 @@ class Decoder {
   const AttentionShape shape_;
   const Kernels& kernels_;
   Team& team_;
-  std::vector<std::unique_ptr<KvLayer>> kv_;
+  KvPool kv_;
   Attention attention_;
 
   int count_ = 0;  // of the step

@@ -14,12 +14,24 @@ constexpr int VECTOR_QUERIES = 32;  // as many as the kernels without tiles take
 
 enum class KvType : int { F32 = 0, F16 = 1, BF16 = 2, S8 = 3 };
 
-// One layer's keys or values: [slots][heads][dim]; S8 with one scale a slot and head.
+constexpr int KV_RUN = 256;  // slots that lie one after another
+
+// One layer's keys or values, in runs of [KV_RUN slots][heads][dim]; S8 with one scale a slot and head.
 struct KvArray {
   KvType type;
   uint8_t* data;
   float* scales;
   int heads, dim;  // dim is padded to a multiple of 16
+  size_t slot_bytes;
+  size_t run_bytes, run_scales;  // from a run to the next one
+  uint8_t* slot(int32_t i) const {
+    const auto at = static_cast<uint32_t>(i);
+    return data + at / KV_RUN * run_bytes + at % KV_RUN * slot_bytes;
+  }
+  float* slot_scales(int32_t i) const {
+    const auto at = static_cast<uint32_t>(i);
+    return scales + at / KV_RUN * run_scales + at % KV_RUN * static_cast<size_t>(heads);
+  }
 };
 
 // Softmax over keys seen so far: peak score, Σ exp(score - peak), and the same sum over values.

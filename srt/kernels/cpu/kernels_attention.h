@@ -3,21 +3,21 @@ namespace phloem {
 namespace PHLOEM_ISA {
 
 static void store_kv(const KvArray& kv, int slot, int head, const float* x) {
-  const size_t place = static_cast<size_t>(slot) * kv.heads + head, at = place * kv.dim;
+  uint8_t* row = kv.slot(slot) + kv.slot_bytes / kv.heads * head;
   if (kv.type == KvType::S8) {
     f32x16 peaks = zero();
     for (int i = 0; i < kv.dim; i += LANES) peaks = larger_magnitudes(peaks, load(x + i));
     const Coder coder(largest_magnitude(peaks), 127);
-    kv.scales[place] = coder.scale;
+    kv.slot_scales(slot)[head] = coder.scale;
     for (int i = 0; i < kv.dim; i += LANES)
-      store_s8(reinterpret_cast<int8_t*>(kv.data) + at + i, coder(load(x + i)));
+      store_s8(reinterpret_cast<int8_t*>(row) + i, coder(load(x + i)));
     return;
   }
   for (int i = 0; i < kv.dim; i += LANES) {
     const f32x16 v = load(x + i);
-    if (kv.type == KvType::F32) store(reinterpret_cast<float*>(kv.data) + at + i, v);
-    if (kv.type == KvType::F16) store_f16(reinterpret_cast<uint16_t*>(kv.data) + at + i, v);
-    if (kv.type == KvType::BF16) store_bf16(reinterpret_cast<uint16_t*>(kv.data) + at + i, v);
+    if (kv.type == KvType::F32) store(reinterpret_cast<float*>(row) + i, v);
+    if (kv.type == KvType::F16) store_f16(reinterpret_cast<uint16_t*>(row) + i, v);
+    if (kv.type == KvType::BF16) store_bf16(reinterpret_cast<uint16_t*>(row) + i, v);
   }
 }
 
@@ -36,20 +36,19 @@ static inline void load_tile(const AttendJob& job, const KvArray& kv, int from, 
   constexpr size_t BYTES = TYPE == KvType::F32 ? 4 : TYPE == KvType::S8 ? 1 : 2;
   const int vectors = V ? V : kv.dim / LANES;
   const size_t row_bytes = static_cast<size_t>(vectors) * LANES * BYTES;
-  const size_t slot_bytes = static_cast<size_t>(kv.heads) * row_bytes;
-  const uint8_t* base = kv.data + static_cast<size_t>(job.head) * row_bytes;
+  const size_t offset = static_cast<size_t>(job.head) * row_bytes;
   const int here = job.count - from < LANES ? job.count - from : LANES;
   const int ahead = job.count - from - LANES < LANES ? job.count - from - LANES : LANES;
   for (int i = 0; i < ahead; i++) {
-    const uint8_t* row = base + static_cast<size_t>(job.slots[from + LANES + i]) * slot_bytes;
+    const uint8_t* row = kv.slot(job.slots[from + LANES + i]) + offset;
     for (size_t line = 0; line < row_bytes; line += 64) __builtin_prefetch(row + line);
   }
   for (int i = 0; i < LANES; i++) {
-    const size_t slot = i < here ? static_cast<size_t>(job.slots[from + i]) : 0;
-    const uint8_t* row = base + slot * slot_bytes;
+    const int32_t slot = i < here ? job.slots[from + i] : 0;
+    const uint8_t* row = kv.slot(slot) + offset;
     for (int j = 0; j < vectors; j++) {
       f32x16 v = load_kv<TYPE>(row, j * LANES);
-      if (TYPE == KvType::S8) v = mul(v, splat(kv.scales[slot * kv.heads + job.head]));
+      if (TYPE == KvType::S8) v = mul(v, splat(kv.slot_scales(slot)[job.head]));
       store(out + (i * vectors + j) * LANES, v);
     }
   }

@@ -121,14 +121,14 @@ class TileAttention {
   // slots lie anywhere, no hardware foresees them.
   Rows rows(const KvArray& kv, int from) const {
     alignas(64) static const uint16_t zeros[MAX_DIM] = {};
-    const size_t slot = static_cast<size_t>(kv.heads) * dim_;
-    const auto* base =
-        reinterpret_cast<const uint16_t*>(kv.data) + static_cast<size_t>(job_.head) * dim_;
+    const auto row = [&](int i) {
+      return reinterpret_cast<const uint16_t*>(kv.slot(job_.slots[i])) + job_.head * dim_;
+    };
     Rows found;
     for (int i = 0; i < TILE; i++)
-      found.row[i] = from + i < job_.count ? base + job_.slots[from + i] * slot : zeros;
+      found.row[i] = from + i < job_.count ? row(from + i) : zeros;
     for (int i = from + TILE; i < from + 2 * TILE && i < job_.count; i++)
-      for (int d = 0; d < dim_; d += 32) __builtin_prefetch(base + job_.slots[i] * slot + d);
+      for (int d = 0; d < dim_; d += 32) __builtin_prefetch(row(i) + d);
     return found;
   }
 
