@@ -219,7 +219,9 @@ class Ledger:
             paged = count - count % self.page_size
             self.tree.extend(lease, tokens[:paged], slots[:paged])
         request.tail_slots += slots[paged:]
-        return row, Work(request, start, count, work.admit, draft)
+        if start != work.start or count != work.count:
+            work = Work(request, start, count, work.admit, draft)
+        return row, work
 
     def settle(self, request: Request, accepted: int) -> None:
         """The step with the request's draft is over: KV of the draft's first `accepted` tokens, by

@@ -26,8 +26,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from phloem.radix import common_prefix
 from phloem.srt.messages import Draft
@@ -107,8 +109,7 @@ class View:
     page_size: int = 1
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(msgspec.Struct, frozen=True):
     """Compute tokens [start, start + count) of `request`, and those of a `draft` behind them;
     `admit` gives it a row first."""
 
@@ -338,7 +339,7 @@ class _Planner:
             draft = cut(request.draft, most)
             if draft is None:
                 continue
-            self.decision.work[index] = drafted = replace(work, draft=draft)
+            self.decision.work[index] = drafted = msgspec.structs.replace(work, draft=draft)
             self.tokens_left -= draft.computed
             self.available -= new_slots(drafted.size, spare, self.page_size) - before
 
