@@ -29,7 +29,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from phloem.radix import common_prefix
 from phloem.srt.scheduler.programs import Standing
@@ -127,6 +127,10 @@ class KeyOrder(Order):
             yield self._requests[uid]
 
 
+_Place: TypeAlias = "tuple[str, array[int], int]"
+"""Namespace, sort key and uid."""
+
+
 class Neighbours:
     """Waiting requests in the order of namespace and tokens: those that share most with a prompt
     stand beside it."""
@@ -134,53 +138,64 @@ class Neighbours:
     def __init__(self, lookups: Lookups) -> None:
         self._key = lookups.sort_key
         self._sorted: list[_Place] = []
+        self._requests: dict[int, Request] = {}
 
     def add(self, request: Request) -> None:
+        self._requests[request.uid] = request
         insort(self._sorted, self._place(request))
 
     def remove(self, request: Request) -> None:
+        del self._requests[request.uid]
         del self._sorted[bisect_left(self._sorted, self._place(request))]
 
     def _place(self, request: Request) -> _Place:
-        return _Place(request, (request.namespace, self._key(request), request.uid))
+        return request.namespace, self._key(request), request.uid
 
     def around(self, request: Request) -> Iterator[tuple[Request, int]]:
         """Requests of the same namespace, those sharing most with `request` first, and how many
         tokens they share with it; ends where nothing is shared."""
-        middle = bisect_left(self._sorted, self._place(request))
-        left = self._shared(request, middle - 1)
-        right = self._shared(request, middle)
-        below, above = middle - 1, middle
+        above = bisect_left(self._sorted, self._place(request))
+        below = above - 1
+        left = self._shared(request, below, len(request.tokens))
+        right = self._shared(request, above, len(request.tokens))
         while left or right:
             if right >= left:
-                yield self._sorted[above].request, right
-                above += 1
-                right = min(right, self._shared(request, above))
+                places = range(above, above + self._run(request, above, 1, right))
             else:
-                yield self._sorted[below].request, left
-                below -= 1
-                left = min(left, self._shared(request, below))
+                places = range(below, below - self._run(request, below, -1, left), -1)
+            shared = max(left, right)
+            for place in places:
+                yield self._requests[self._sorted[place][2]], shared
+            if right >= left:
+                above = places.stop
+                right = self._shared(request, above, shared)
+            else:
+                below = places.stop
+                left = self._shared(request, below, shared)
 
-    def _shared(self, request: Request, index: int) -> int:
-        if not 0 <= index < len(self._sorted):
+    def _run(self, request: Request, place: int, step: int, shared: int) -> int:
+        """Places from `place` on, in steps of `step`, that share `shared` tokens: those between two
+        that do need no look. Finds a power of two of them, so that all are found in a few calls."""
+        run = 1
+        while run < NEIGHBOURS:
+            farther = place + step * (2 * run - 1)
+            if self._shared(request, farther, shared) < shared:
+                break
+            run *= 2
+        return run
+
+    def _shared(self, request: Request, place: int, most: int) -> int:
+        """Tokens shared with the one at `place`: not more than `most`, which one that is nearer to
+        `request` shares."""
+        if not 0 <= place < len(self._sorted):
             return 0
-        other = self._sorted[index].request
-        if other.namespace != request.namespace:
+        namespace, _, uid = self._sorted[place]
+        if namespace != request.namespace:
             return 0
-        return common_prefix(request.tokens, other.tokens, len(request.tokens))
-
-
-class _Place:
-    """A request's place among its neighbours."""
-
-    __slots__ = ("key", "request")
-
-    def __init__(self, request: Request, key: tuple[str, array[int], int]) -> None:
-        self.request = request
-        self.key = key
-
-    def __lt__(self, other: _Place) -> bool:
-        return self.key < other.key
+        tokens = self._requests[uid].tokens
+        if request.tokens[:most] == tokens[:most]:
+            return most
+        return common_prefix(request.tokens, tokens, most)
 
 
 class _Class(NamedTuple):
@@ -193,9 +208,8 @@ class _Class(NamedTuple):
 
     @staticmethod
     def of(request: Request, cached: int, standing: Standing) -> _Class:
-        tokens = len(request.tokens)
-        work = tokens - cached + OVERHEAD_TOKENS
-        return _Class(SHARES * cached // tokens, work.bit_length(), _rise(standing))
+        work = len(request.tokens) - cached + OVERHEAD_TOKENS
+        return _Class(_share(request, cached), work.bit_length(), _rise(standing))
 
     @property
     def rank(self) -> _Rank:
@@ -204,6 +218,10 @@ class _Class(NamedTuple):
 
 _Rank = tuple[int, int]
 """Where a class begins, share and rise together, and its work: classes of one rank rise alike."""
+
+
+def _share(request: Request, cached: int) -> int:
+    return SHARES * cached // len(request.tokens)
 
 
 def _rise(standing: Standing) -> int:
@@ -313,9 +331,8 @@ class FairOrder(Order):
 
     def admitted(self, request: Request) -> None:
         for other, shared in islice(self._neighbours.around(request), NEIGHBOURS):
-            class_ = self._class(other, min(shared, other.match_limit))
-            if class_.share > self._class_of[other.uid].share:
-                self._refile(other, class_)
+            if _share(other, shared) > self._class_of[other.uid].share:
+                self._refile(other, self._class(other, min(shared, other.match_limit)))
         for other in islice(self._programs.get(request.program, {}).values(), NEIGHBOURS):
             if _rise(self._lookups.standing(other)) > self._class_of[other.uid].rise:
                 self._refile(other, self._class(other))

@@ -19,6 +19,7 @@ from phloem.srt.scheduler.order import (
     POLICIES,
     SHARES,
     Lookups,
+    Neighbours,
     Order,
 )
 from phloem.srt.scheduler.plan import SCAN_LIMIT
@@ -166,6 +167,32 @@ def test_an_admission_moves_those_that_share_its_prefix_to_the_front(policy: str
     cache.prompts = [first.tokens]
     lane.admitted(first)
     assert next(iter(lane.ranked(0.0))) is last
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_neighbours_come_by_what_they_share(seed: int) -> None:
+    rng = random.Random(seed)
+    neighbours = Neighbours(Cache([]).lookups)
+    others = [
+        request(uid, prompt, namespace=rng.choice(["", "other"]))
+        for uid, prompt in enumerate(random_prompts(rng, 120))
+    ]
+    for other in others:
+        neighbours.add(other)
+    for one in others[:20]:
+        neighbours.remove(one)
+        shared = {
+            other.uid: common_prefix(one.tokens, other.tokens, len(one.tokens))
+            for other in others
+            if other is not one and other.namespace == one.namespace
+        }
+        found = list(neighbours.around(one))
+        assert {other.uid: length for other, length in found} == {
+            uid: length for uid, length in shared.items() if length
+        }
+        lengths = [length for _, length in found]
+        assert lengths == sorted(lengths, reverse=True)
+        neighbours.add(one)
 
 
 # ----------------------------------------------------------------------------- fixed orders
