@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, insort
 from collections.abc import Generator, Iterator, Set
 
 from phloem.srt.scheduler.order import POLICIES, Lookups, Order
@@ -22,6 +23,8 @@ class WaitingQueue:
         self._lookups = lookups
         self._shares = shares
         self._lanes: dict[int, dict[str, Order]] = {}
+        self._priorities: list[int] = []
+        """Those of the lanes, ascending."""
         self._by_uid: dict[int, Request] = {}
 
     def __len__(self) -> int:
@@ -39,6 +42,7 @@ class WaitingQueue:
         POLICIES[policy]
         self._policy = policy
         self._lanes.clear()
+        self._priorities.clear()
         for request in self._by_uid.values():
             self._file(request)
 
@@ -48,7 +52,10 @@ class WaitingQueue:
         self._file(request)
 
     def _file(self, request: Request) -> None:
-        lanes = self._lanes.setdefault(request.priority, {})
+        lanes = self._lanes.get(request.priority)
+        if lanes is None:
+            lanes = self._lanes[request.priority] = {}
+            insort(self._priorities, request.priority)
         lane = lanes.get(request.tenant)
         if lane is None:
             lane = lanes[request.tenant] = POLICIES[self._policy](self._lookups)
@@ -65,6 +72,7 @@ class WaitingQueue:
             del lanes[request.tenant]
             if not lanes:
                 del self._lanes[request.priority]
+                del self._priorities[bisect_left(self._priorities, request.priority)]
 
     def admit(self, request: Request) -> None:
         """Remove a request that begins to run; its lane may reorder what shares its prefix."""
@@ -76,7 +84,7 @@ class WaitingQueue:
     def ranked(self, now: float, passed: Set[str] = frozenset()) -> Generator[Request, None, None]:
         """Requests in the order of service. Tenants whom the caller puts into `passed` on the way
         are passed over from then on. The queue must not change while this runs."""
-        for priority in sorted(self._lanes, reverse=True):
+        for priority in reversed(self._priorities):
             lanes = self._lanes[priority]
             if len(lanes) == 1:
                 ((tenant, lane),) = lanes.items()
