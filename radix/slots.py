@@ -67,6 +67,10 @@ class SlotPool:
         size = self._page_size
         if n < 0 or n % size:
             raise ValueError(f"cannot allocate {n} slots in pages of {size}")
+        if n == 1 and self._free:  # what each decoding row takes
+            page = self._free.pop()
+            self._owner[page] = _PRIVATE
+            return [page]
         keep = len(self._free) - n // size
         if keep < 0:
             raise OutOfSlots(n, self.free)
