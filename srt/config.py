@@ -124,7 +124,8 @@ class SchedulerOptions:
     """Order of waiting requests: see docs/scheduling.md. It can be changed while serving."""
     itl_target_ms: float | None = None
     """Longest step, in milliseconds, that running streams should wait for while a prompt comes in.
-    By default twice what a step without the prompt takes, but at least 50."""
+    By default twice what a step without the prompt takes, but at least 50; up to five times that
+    where more requests wait for their first token than for their next."""
     record: str | None = None
     """File to write every input of the scheduler to, for `phloem replay`. Prompts and answers are
     written as keyed hashes, not as tokens."""

@@ -369,7 +369,8 @@ class Scheduler:
         for _ in range(MAX_DECISIONS):
             passed: set[str] = set()
             with closing(self.waiting.ranked(began, passed)) as waiting:
-                decision = decide(self.ledger.view(waiting, passed), self._budget)
+                view = self.ledger.view(waiting, len(self.waiting), passed)
+                decision = decide(view, self._budget)
             plan, work = self._commit(decision, began)
             if work or not decision.changes:
                 break

@@ -84,10 +84,11 @@ class Ledger:
         """How much of a waiting request's tokens the tree has."""
         return self.probe(request.tokens, request.namespace, request.match_limit)[0]
 
-    def view(self, waiting: Iterator[Request], passed: set[str]) -> View:
+    def view(self, waiting: Iterator[Request], queued: int, passed: set[str]) -> View:
         return View(
             running=list(self.running.values()),
             waiting=waiting,
+            queued=queued,
             passed=passed,
             free=self.pool.free,
             evictable=self.tree.evictable,

@@ -51,6 +51,10 @@ ITL_FACTOR, ITL_FLOOR_SECONDS = 2.0, 0.05
 """Without a target of the operator's: how much longer than without prompts a step may take, and
 what it may take in any case."""
 
+ITL_CROWD = 5.0
+"""Both are multiplied by the requests that wait for their first token for each that waits for its
+next, up to this: long chunks cost less a token, and there the many gain what the few lose."""
+
 
 class Cache(Protocol):
     """The tree as a plan may see it."""
@@ -96,11 +100,13 @@ class Budget:
 
 @dataclass(frozen=True)
 class View:
-    """What is there: running requests in order of admission, waiting ones in queue order, those of
-    tenants in `passed` left out, which the plan adds to as it finds them at their quota."""
+    """What is there: running requests in order of admission, waiting ones, `queued` in number, in
+    queue order, those of tenants in `passed` left out, which the plan adds to as it finds them at
+    their quota."""
 
     running: Sequence[Request]
     waiting: Iterable[Request]
+    queued: int
     passed: set[str]
     free: int
     evictable: int
@@ -207,7 +213,7 @@ class _Planner:
             if self.tokens_left == 0:
                 return
             self._serve(request, min(request.remaining, self.tokens_left))
-        self._limit_time()
+        self._limit_time(len(prefilling))
         for request in prefilling:
             if self.tokens_left == 0:
                 return
@@ -228,14 +234,16 @@ class _Planner:
         if count:
             self._add(Work(request, request.computed_len, count))
 
-    def _limit_time(self) -> None:
+    def _limit_time(self, prefilling: int) -> None:
         """While rows decode, prompts get what is left of the time these may be kept waiting."""
         self.decoding = len(self.decision.work)
         if self.decoding:
             target = self.budget.itl_target
             if target is None:
                 without = self.budget.cost.seconds(StepSize(self.rows, self.tokens, self.pairs))
+                crowd = (prefilling + self.view.queued) / self.decoding
                 target = max(ITL_FLOOR_SECONDS, ITL_FACTOR * without)
+                target *= min(ITL_CROWD, max(1.0, crowd))
             self.seconds = target
 
     def _chunk(self, request: Request, start: int) -> int:

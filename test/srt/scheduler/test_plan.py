@@ -16,6 +16,7 @@ from phloem.srt.messages import Draft, SamplingParams
 from phloem.srt.scheduler.cost import StepCost, StepSize
 from phloem.srt.scheduler.plan import (
     DECODE_RESERVE,
+    ITL_CROWD,
     ITL_FACTOR,
     ITL_FLOOR_SECONDS,
     LEAST_CHUNK,
@@ -115,6 +116,7 @@ def plan(
         view = View(
             running=running,
             waiting=waiting,
+            queued=len(waiting),
             passed=set(),
             free=free,
             evictable=evictable,
@@ -219,6 +221,18 @@ def test_without_a_target_a_step_may_take_some_times_what_it_takes_anyway() -> N
     allowed = max(ITL_FLOOR_SECONDS, ITL_FACTOR * alone)
     size = StepSize(41, 40 + count, 40 * 51 + StepSize.chunk(0, count))
     assert 0.9 * allowed <= cost.seconds(size) <= 1.001 * allowed
+
+
+@pytest.mark.parametrize(("crowd", "factor"), [(1, 1), (4, 1), (8, 2), (200, ITL_CROWD)])
+def test_a_step_may_take_longer_where_more_wait_for_a_prompt(crowd: int, factor: float) -> None:
+    cost, running = taught(), [decoding(uid, 50) for uid in range(1, 5)]
+    running.append(prefilling(99, 60_000, 0))
+    waiting = [request(100 + i, 50) for i in range(crowd - 1)]
+    decision = plan(running, waiting, tokens=4096, rows=5, cost=cost)
+    count = decision.work[-1].count
+    size = StepSize(5, 4 + count, 4 * 51 + StepSize.chunk(0, count))
+    allowed = factor * ITL_FLOOR_SECONDS
+    assert 0.95 * allowed <= cost.seconds(size) <= 1.001 * allowed
 
 
 def test_nobody_waits_for_a_prompt_that_has_the_machine_to_itself() -> None:
