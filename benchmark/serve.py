@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from urllib.request import urlopen
 
 import aiohttp
 import msgspec
@@ -136,12 +138,23 @@ def compare_peers(session: Session) -> None:
     take_turns(arguments.peers, arguments.repeat, session.skipped, start, measure_round)
 
 
+def first_model(base_url: str) -> str:
+    """What a server calls the first model that it serves. Raises `SystemExit` with the reason."""
+    try:
+        with urlopen(f"{base_url}/v1/models", timeout=10) as reply:
+            return str(json.load(reply)["data"][0]["id"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise SystemExit(
+            f"{base_url}/v1/models does not name a model ({error!r}): give --served-model-name"
+        ) from error
+
+
 def measure_url(session: Session) -> None:
     arguments = session.arguments
     server = Running(
         url=arguments.base_url,
         pid=arguments.pid or 0,
-        model=arguments.served_model_name,
+        model=arguments.served_model_name or first_model(arguments.base_url),
         start_seconds=0.0,
     )
     local = None if arguments.model is None else local_tokenizer(arguments.model)
@@ -175,7 +188,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     target.add_argument("--base-url", help="a server that runs")
     target.add_argument("--peers", type=names(list(PEERS)), help=f"of {','.join(PEERS)}")
     parser.add_argument("--model", type=Path, help="GGUF file, or folder, for peers and tokenizer")
-    parser.add_argument("--served-model-name", default="model", help="with --base-url")
+    parser.add_argument(
+        "--served-model-name", help="with --base-url; by default the first of its /v1/models"
+    )
     parser.add_argument("--pid", type=int, help="with --base-url: the server, to see its memory")
     parser.add_argument(
         "--workloads", type=names(list(WORKLOADS)), default=list(WORKLOADS), help="comma-separated"
