@@ -118,8 +118,7 @@ class Row:
 class AttentionShape:
     """Attention of one layer. Every token sees all before it: windows are not counted.
 
-    With `tiles` bfloat16 keys and values are multiplied in AMX tiles, twice: queries and weights
-    are in two parts.
+    With `tiles` bfloat16 keys and values are multiplied in AMX tiles.
     """
 
     heads: int
@@ -142,7 +141,7 @@ class AttentionShape:
             products = 2 * row.seen * self.heads * self.head_dim
             nbytes = row.length * self.token_bytes
             if self.tiles and self.kv_dtype == "bfloat16" and self.head_dim % 32 == 0:
-                work += Work(nbytes, bfloat16=2 * products)
+                work += Work(nbytes, bfloat16=products)
             else:
                 work += Work(nbytes, float32=products)
         return work
