@@ -142,6 +142,8 @@ class Recogniser:
         self._frames: dict[frozenset[Item], Frame] = {}
         self.work = 0
         """Items of all states made so far."""
+        self.generation = 0
+        """How often the graph was dropped."""
         self._most_work = NEVER
 
     @property
@@ -235,6 +237,7 @@ class Recogniser:
             if len(self._states) >= MAX_STATES:
                 self._states.clear()
                 self._frames.clear()
+                self.generation += 1
             state = self._states[key] = self._close(kernel)
         return state
 

@@ -31,6 +31,7 @@ from phloem.constrained.deferred import DeferredClosings, DeferredGrammar, Marke
 from phloem.constrained.grammar import Grammar
 from phloem.constrained.grammar_text import Deferral, LoweredGrammar
 from phloem.constrained.lowering import lower
+from phloem.constrained.mask_cache import CachingGrammar
 from phloem.constrained.service import CALL_SECONDS
 from phloem.constrained.spec import Constraint, Continued, Deferred, Ebnf, Regex
 from phloem.srt.grammar.sandbox import OverLimit
@@ -96,11 +97,14 @@ def _may_be_dear(constraint: Constraint, lowered: LoweredGrammar) -> bool:
 def _build(backend: Backend, lowered: LoweredGrammar, vocabulary: ClosingVocabulary) -> Grammar:
     if lowered.deferral is not None:
         return _build_deferred(backend, lowered, lowered.deferral, vocabulary)
-    return Grammar(
-        backend.compile_grammar(lowered),
-        None if lowered.is_tag else ClosingGrammar(lowered, vocabulary),
-        lowered.prefix.encode(),
-    )
+    compiled, prefix = backend.compile_grammar(lowered), lowered.prefix.encode()
+    if lowered.is_tag:
+        return Grammar(compiled, None, prefix)
+    closings = ClosingGrammar(lowered, vocabulary)
+    # The engine's limits are what bounds ambiguous ones, so it has to see all of their texts.
+    if closings.minimum is not None and not lowered.ambiguous:
+        compiled = CachingGrammar(compiled, closings, prefix)
+    return Grammar(compiled, closings, prefix)
 
 
 def _build_deferred(
