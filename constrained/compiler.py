@@ -20,6 +20,8 @@ from phloem.constrained.spec import Constraint
 FAILURE_SECONDS = 60.0
 MAX_FAILURES = 1_024
 MAX_KNOWN = 8_192
+MEASURED_EVERY = 64
+"""Grammars grow as they are used: when so many were obtained, their size is looked at again."""
 
 
 class Hurried(Exception):
@@ -84,6 +86,7 @@ class GrammarCompiler:
         self._failures: OrderedDict[str, tuple[float, ConstraintError]] = OrderedDict()
         self._waiting: dict[str, int] = {}
         self._started: dict[str, float] = {}
+        self._obtained = 0
         self._counts = {"compiles": 0, "cache_hits": 0, "evictions": 0}
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="grammar-compile")
         self._slow_pool = ThreadPoolExecutor(1, thread_name_prefix="grammar-compile-slow")
@@ -172,6 +175,9 @@ class GrammarCompiler:
         while len(self._constraints) > MAX_KNOWN:
             self._constraints.popitem(last=False)
         self._grammars[done.key] = done.grammar
+        self._trim()
+
+    def _trim(self) -> None:
         held = self._held_bytes()
         while held > self._cache_bytes and len(self._grammars) > 1:
             _, evicted = self._grammars.popitem(last=False)
@@ -189,6 +195,9 @@ class GrammarCompiler:
             grammar = self._grammars.get(key)
             if grammar is not None:
                 self._grammars.move_to_end(key)
+                self._obtained += 1
+                if self._obtained % MEASURED_EVERY == 0:
+                    self._trim()
                 return grammar
             constraint = self._constraints.get(key)
         if constraint is None:

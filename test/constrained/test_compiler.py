@@ -15,7 +15,13 @@ from phloem.constrained.base import (
     MalformedConstraint,
     Matcher,
 )
-from phloem.constrained.compiler import FAILURE_SECONDS, Compiled, GrammarCompiler, Hurried
+from phloem.constrained.compiler import (
+    FAILURE_SECONDS,
+    MEASURED_EVERY,
+    Compiled,
+    GrammarCompiler,
+    Hurried,
+)
 from phloem.constrained.grammar import Grammar
 from phloem.constrained.spec import Constraint, Regex
 
@@ -159,6 +165,22 @@ def test_a_grammar_that_grows_counts_as_it_is_now(make: Make, done: queue.Queue[
     compiler.request("e", Regex(pattern="e"))
     done.get(timeout=30)
     assert compiler.statistics().grammars == 2
+
+
+def test_grammars_that_grow_in_use_are_measured_again(
+    make: Make, done: queue.Queue[Compiled]
+) -> None:
+    compiler = make(cache_bytes=450)
+    for key in "abcd":
+        compiler.request(key, Regex(pattern=key))
+        done.get(timeout=30)
+    for _ in range(MEASURED_EVERY):
+        grammar = compiler.obtain("b")
+        assert grammar is not None
+        assert isinstance(grammar.compiled, FakeGrammar)
+        grammar.compiled.memory_bytes = 200  # its masks, say
+    assert compiler.statistics().evictions == 1
+    assert compiler.statistics().grammar_bytes == 400
 
 
 def test_nobody_waits_behind_what_takes_long(
