@@ -33,6 +33,8 @@ LANES = 16
 MOST_AS_BYTES = 1 << 30
 """Weights up to which those of 4 bits are kept as bytes: more would cost too much memory, and the
 time to read it."""
+WORTH_NARROWING = 0.7
+"""Of a vocabulary, in words of its masks: where more is wanted by some row, all is computed."""
 FLOAT_FORMATS = frozenset({"F32", "F16", "BF16"})
 _KERNEL_FORMATS = FLOAT_FORMATS | {
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")
@@ -156,9 +158,20 @@ class CpuModel:
         out = self._logits[: len(hidden)]
         if not len(hidden):
             return out
-        narrowed = masks is not None and any(mask is not None for mask in masks)
-        self._decoder.logits(hidden, masks if narrowed else None, out)
+        self._decoder.logits(hidden, masks if self._narrows(masks) else None, out)
         return out
+
+    def _narrows(self, masks: Sequence[NDArray[np.int32] | None] | None) -> bool:
+        """Whether leaving out what the masks forbid takes less time than computing all logits.
+        Where matrices are multiplied in tiles of rows, a row more costs next to nothing: only what
+        no row wants is a gain, and picking rows out costs some."""
+        given = [mask for mask in masks or () if mask is not None]
+        if not given or self.isa != "amx":
+            return bool(given)
+        if masks is not None and len(given) < len(masks):
+            return False
+        wanted = np.count_nonzero(np.bitwise_or.reduce(given))
+        return bool(wanted < len(given[0]) * WORTH_NARROWING)
 
     @property
     def kv_slot_bytes(self) -> int:

@@ -232,7 +232,9 @@ def test_masks_spare_work_and_change_no_legal_token(name: str, isa: str) -> None
     found = model.logits(hidden, masks)
     assert np.array_equal(found[legal], expected[legal])
     assert ((found == expected) | (found == -np.inf))[~legal].all()
-    assert np.isneginf(found).any()  # something was spared
+    few = model.logits(hidden[5:7], masks[5:7])
+    assert np.isneginf(few).any()  # something was spared
+    assert np.array_equal(few[legal[5:7]], expected[5:7][legal[5:7]])
     assert np.array_equal(model.logits(hidden, [None] * 50), expected)
     assert np.array_equal(model.logits(hidden[:1], masks[:1])[legal[:1]], expected[:1][legal[:1]])
     assert model.logits(hidden[:0]).shape == (0, vocab)
