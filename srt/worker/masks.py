@@ -19,6 +19,8 @@ def _byte_penalties() -> NDArray[np.float32]:
     return np.where(bits == 1, np.float32(0), np.float32(-np.inf))
 
 
+FEW_WORDS = 64
+"""Of a mask, with legal tokens, up to which these are looked at one by one."""
 _PENALTIES = _byte_penalties()
 
 
@@ -30,6 +32,25 @@ def apply_mask(logits: NDArray[np.float32], mask: NDArray[np.int32]) -> NDArray[
     masked: NDArray[np.float32] = _PENALTIES.take(data, axis=0).ravel()[: len(logits)]
     masked += logits
     return masked
+
+
+def is_legal(mask: NDArray[np.int32], token: int) -> bool:
+    """Whether `mask` [ceil(vocab / 32)] has the bit of `token`."""
+    return bool(int(mask[token >> 5]) >> (token & 31) & 1)
+
+
+def best_of_few(logits: NDArray[np.float32], mask: NDArray[np.int32]) -> int | None:
+    """The legal token with the best logit, the lowest among equals; None if there are none, or so
+    many that `apply_mask` is as fast."""
+    words = np.flatnonzero(mask)
+    if len(words) > FEW_WORDS:
+        return None
+    data = np.ascontiguousarray(mask[words], dtype="<i4").view(np.uint8)
+    bits = np.unpackbits(data, bitorder="little").reshape(-1, 32)
+    found, bit = np.nonzero(bits)
+    ids = words[found] * 32 + bit
+    ids = ids[ids < len(logits)]
+    return int(ids[logits[ids].argmax()]) if len(ids) else None
 
 
 class NoMask(NamedTuple):

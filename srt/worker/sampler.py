@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from phloem.srt.messages import LogprobsMode, RowPlan, RowStart, SamplingParams, TokenLogprob
 from phloem.srt.wire import unpack
 from phloem.srt.worker.logprobs import token_logprob
-from phloem.srt.worker.masks import apply_mask
+from phloem.srt.worker.masks import apply_mask, best_of_few, is_legal
 from phloem.srt.worker.noise import BLOCK, NoiseField
 from phloem.srt.worker.ranking import rank, top_ids
 
@@ -144,6 +144,11 @@ class SamplerRow:
         return changes or self._bans_stop
 
     @property
+    def is_argmax(self) -> bool:
+        """Whether the best logit that the mask allows is drawn, and nothing else is asked for."""
+        return self.params.temperature == 0 and self.params.logprobs is None and not self.adjusts
+
+    @property
     def _bans_stop(self) -> bool:
         produced = self.length - self.prompt_len
         return produced < self.params.min_tokens and len(self._stop_ids) > 0
@@ -205,6 +210,10 @@ def _sample_row(
     if not (np.isfinite(logits[best]) or (mask is not None and logits[best] == -np.inf)):
         raise RowError(f"the model gave {logits[best]} as the logit of token {best}")
     values = logits
+    if mask is not None and row.is_argmax:
+        first = best if is_legal(mask, best) else best_of_few(logits, mask)
+        if first is not None and np.isfinite(logits[first]):
+            return Draw(first)
     if mask is not None or row.adjusts:
         values = row.adjust(logits, mask)
         best = int(values.argmax())

@@ -221,6 +221,21 @@ def test_greedy_ties_go_to_the_lowest_id() -> None:
     assert one(logits, make_row(SamplingParams(temperature=0))).token == 7
 
 
+@pytest.mark.parametrize("count", [1, 3, 40, 2_500, 4_999])
+def test_greedy_takes_the_best_that_the_mask_allows(count: int) -> None:
+    """Among few legal tokens and many, whether or not the best of all is one of them."""
+    rng = np.random.default_rng(count)
+    row = make_row(SamplingParams(temperature=0), vocab=5_000)
+    for _ in range(20):
+        logits = np.round(rng.normal(0, 2, 5_000), 1).astype(np.float32)  # many are equal
+        legal = np.zeros(5_000, bool)
+        legal[rng.permutation(5_000)[:count]] = True
+        mask = pack_mask(legal)
+        mask[-1] |= np.int32(1) << 20  # a bit behind the vocabulary
+        expected = int(np.where(legal, logits, -np.inf).argmax())
+        assert one(logits, row, mask).token == expected
+
+
 def test_top_k_one_is_greedy() -> None:
     logits = np.zeros(VOCAB, np.float32)
     logits[[7, 50, 120]] = 2.5
@@ -372,9 +387,10 @@ def test_a_model_may_leave_out_what_the_mask_forbids(params: SamplingParams) -> 
         assert draw.error == f"the model gave {bad} as the logit of token 10"
 
 
-def test_minus_infinity_everywhere_is_told_by_its_cause() -> None:
+@pytest.mark.parametrize("params", [SamplingParams(temperature=0), SamplingParams()])
+def test_minus_infinity_everywhere_is_told_by_its_cause(params: SamplingParams) -> None:
     logits = np.full(VOCAB, -np.inf, np.float32)
-    row = make_row(SamplingParams())
+    row = make_row(params)
     masks = [None, np.zeros(-(-VOCAB // 32), np.int32), pack_mask(np.arange(VOCAB) < 5)]
     assert [one(logits, row, mask).error for mask in masks] == [
         "the model gave -inf as the logit of token 0",
