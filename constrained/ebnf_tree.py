@@ -113,6 +113,9 @@ def references(body: Expression) -> Iterator[str]:
 # --------------------------------------------------------------------------- parsing
 
 
+_QUANTIFIERS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+
+
 def parse_rules(text: str, limits: Limits) -> Rules:
     """The rules by name, in their order.
 
@@ -131,13 +134,16 @@ def malformed(what: str, line: int) -> MalformedConstraint:
 class _Parser:
     def __init__(self, text: str, limits: Limits) -> None:
         self._tokens = list(_tokens(text))
+        line = self._tokens[-1][2] if self._tokens else 1
+        self._tokens += [("end", "", line)] * 2  # one may be looked ahead
+        self._classes: dict[str, Class] = {}
         self._limits = limits
         self._at = 0
         self._depth = 0
 
     def rules(self) -> Rules:
         found: Rules = {}
-        while self._at < len(self._tokens):
+        while self._kind() != "end":
             kind, name, line = self._tokens[self._at]
             if kind != "name" or self._kind(1) != "define":
                 raise malformed("expected a rule, name ::= …", line)
@@ -150,11 +156,10 @@ class _Parser:
         return found
 
     def _kind(self, ahead: int = 0) -> str:
-        index = self._at + ahead
-        return self._tokens[index][0] if index < len(self._tokens) else "end"
+        return self._tokens[self._at + ahead][0]
 
     def _sign(self, sign: str) -> bool:
-        if self._kind() == "sign" and self._tokens[self._at][1] == sign:
+        if self._tokens[self._at][1] == sign and self._kind() == "sign":
             self._at += 1
             return True
         return False
@@ -170,21 +175,19 @@ class _Parser:
         while (item := self._quantified()) is not None:
             items.append(item)
         if not items:
-            line = self._tokens[min(self._at, len(self._tokens) - 1)][2]
+            line = self._tokens[self._at][2]
             raise malformed('an empty alternative; write "" for the empty string', line)
         return items[0] if len(items) == 1 else Sequence(tuple(items))
 
     def _quantified(self) -> Expression | None:
         item = self._atom()
         while item is not None:
-            if self._sign("*"):
-                item = Loop(item, 0, None)
-            elif self._sign("+"):
-                item = Loop(item, 1, None)
-            elif self._sign("?"):
-                item = Loop(item, 0, 1)
-            elif self._kind() == "count":
+            kind, text, _ = self._tokens[self._at]
+            if kind == "count":
                 item = self._counted_loop(item)
+            elif kind == "sign" and text in _QUANTIFIERS:
+                self._at += 1
+                item = Loop(item, *_QUANTIFIERS[text])
             else:
                 break
         return item
@@ -204,14 +207,17 @@ class _Parser:
         return Loop(item, low, high)
 
     def _atom(self) -> Expression | None:
-        kind, text, line = self._tokens[self._at] if self._kind() != "end" else ("end", "", 0)
+        kind, text, line = self._tokens[self._at]
         match kind:
             case "literal":
                 self._at += 1
                 return Literal(_unescape(text[1:-1], line))
             case "class":
                 self._at += 1
-                return Class(_members(text[1:-1], line))
+                known = self._classes.get(text)
+                if known is None:
+                    known = self._classes[text] = Class(_members(text[1:-1], line))
+                return known
             case "name" if self._kind(1) == "define":
                 return None
             case "name":
@@ -286,6 +292,8 @@ def _characters(text: str, line: int) -> Iterator[tuple[str, bool]]:
 
 
 def _unescape(text: str, line: int) -> str:
+    if text.isascii() and "\\" not in text:
+        return text
     found = "".join(char for char, _ in _characters(text, line))
     if any(0xD800 <= ord(char) <= 0xDFFF for char in found):
         raise malformed("a surrogate is no character", line)

@@ -27,7 +27,7 @@ from phloem.constrained.ebnf_tree import (
     Rule,
     Rules,
     Sequence,
-    references,
+    parts,
 )
 
 # Whoever reads the masks chooses the tokens: no token is forced because its bytes are.
@@ -66,6 +66,8 @@ class Terminals:
     def __init__(self, regular: RegularRules) -> None:
         self._regular = regular
         self._numbers: dict[Expression, str] = {}
+        self._refers: dict[int, bool] = {}
+        """By the identity of a part of a pattern that is kept here: whether it has references."""
 
     def of(self, pattern: Expression) -> Expression:
         """A reference to a terminal for `pattern`, optional if the pattern may be empty."""
@@ -95,7 +97,7 @@ class Terminals:
 
     def _terminal(self, pattern: Expression, shared: dict[str, str]) -> str:
         """A terminal's definition; `shared` takes up the named patterns that it refers to."""
-        if next(references(pattern), None) is None:
+        if not self._has_references(pattern):
             return f"/{_regex(pattern)}/"
         match pattern:
             case Rule(name):
@@ -108,6 +110,13 @@ class Terminals:
                 return f"({self._terminal(item, shared)}){_count(low, high)}"
             case _:
                 raise AssertionError("literals and classes refer to nothing")
+
+    def _has_references(self, pattern: Expression) -> bool:
+        known = self._refers.get(id(pattern))
+        if known is None:
+            known = isinstance(pattern, Rule) or any(map(self._has_references, parts(pattern)))
+            self._refers[id(pattern)] = known
+        return known
 
 
 def _characters(body: Expression, terminals: Terminals) -> Expression:

@@ -71,8 +71,9 @@ class RegularRules:
         self._patterns: dict[str, Expression | None] = {}
         self._sizes: dict[str, tuple[int, int, bool]] = {}
         self._runs: dict[str, _Run] = {}
-        for component in components(rules):
-            if len(component) == 1 and component[0] not in references(rules[component[0]]):
+        named = {name: dict.fromkeys(references(body)) for name, body in rules.items()}
+        for component in graphs.components(rules, named.__getitem__):
+            if len(component) == 1 and component[0] not in named[component[0]]:
                 name = component[0]
                 self._keep(name, self._chain(name, rules[name]) or self.pattern(rules[name]))
             else:
