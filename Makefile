@@ -37,8 +37,9 @@ $(SERVING): $(BUILT_FROM)
 serve: $(if $(wildcard $(INSTALLED)),install,$(SERVING))
 	$(BIN)/phloem serve $(ARGS)
 
+# Two processes, since most tests keep one core busy, and each file in one, for what its tests share.
 test: check
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 # The copy in build/typed is the wheel's content under its real import names: type checks and
 # import rules run on it, and it proves that the wheel builds, also where there is no compiler:

@@ -16,6 +16,12 @@ from phloem.srt.config import DEFAULT_MODEL
 from phloem.srt.hub import resolve_model
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow files go first, so that no process is left with one when the others are done."""
+    slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def default_model() -> Path:
     """The default model's GGUF file, from the local store; fetched once if it is not there."""

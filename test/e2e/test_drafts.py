@@ -27,7 +27,7 @@ from phloem.srt.engine import Engine
 from phloem.srt.generation import Completion, GenerateRequest, collect
 from phloem.srt.messages import FinishReason, JumpForward, SamplingParams
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(300)]
 
 CALL = {
     "type": "object",

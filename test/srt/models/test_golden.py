@@ -29,7 +29,11 @@ from phloem.srt.tokenizer.tokenizer import load_tokenizer
 from phloem.srt.wire import pack
 from phloem.srt.worker.runner import ModelRunner
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]  # reading GGUF takes transformers long
+pytestmark = [
+    pytest.mark.model,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),  # reading GGUF takes transformers long
+]
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 

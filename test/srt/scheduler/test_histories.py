@@ -54,6 +54,8 @@ from phloem.srt.wire import pack, unpack
 
 Build = Callable[..., Any]
 
+pytestmark = pytest.mark.slow
+
 STEPS = int(os.environ.get("PHLOEM_HISTORY_STEPS", "1000000"))
 SEEDS = 100
 LIFE = 700
