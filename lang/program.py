@@ -7,7 +7,7 @@ import contextlib
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -297,9 +297,11 @@ class Program(Generic[P, R]):
         sampling = run_sampling({k: v for k, v in options.items() if k not in _OPTIONS})
         settings = _settings(options.get("backend"), sampling, options.get("timeout_s"))
         refuse_to_block(settings.backend)
+        at_once = min(concurrency, len(items)) if isinstance(items, Sized) else concurrency
 
         def start(item: Item) -> tuple[State, Run, Callable[[], None]]:
             run = settings.new_run()
+            run.recorder.trace.programs = at_once
             state = State(run)
             return state, run, lambda: self._run_item(state, item)
 

@@ -116,11 +116,11 @@ def _advice(
     if cut:
         yield f"a larger max_tokens for {_names(cut)}, or a constraint with an earlier end"
     if along[Phase.QUEUE] > _MUCH * long:
-        yield "fewer programs at once (concurrency=), or a server with a larger --max-running"
+        yield f"{_fewer(trace)}a server with a larger --max-running"
     if sums.retries:
         yield (
-            f"the server was full or away {sums.retries:,} times: fewer programs at once "
-            "(concurrency=), or a larger --max-waiting"
+            f"the server was full or away {sums.retries:,} times: {_fewer(trace)}a larger "
+            "--max-waiting"
         )
     if recomputed(trace) > max(_MANY_TOKENS, sums.computed_tokens // 10):
         yield "a larger --kv-tokens: the cache lost what this program still wanted"
@@ -134,6 +134,13 @@ def _advice(
         )
     if own > _MUCH * long and own > 0.05:
         yield f"less work between calls: for {duration(own)} the program itself kept it waiting"
+
+
+def _fewer(trace: Trace) -> str:
+    """What of the run itself filled the server, as one of two things to change."""
+    if trace.programs > 1:
+        return "fewer programs at once (concurrency=), or "
+    return "fewer calls at once, or " if most_at_once(trace) > 1 else ""
 
 
 def longest_chain(trace: Trace) -> list[Span]:

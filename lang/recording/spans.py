@@ -143,7 +143,8 @@ class Trace(
     """One run of a program. While it runs, spans and branches are added, and spans change.
 
     `started_at` is seconds since 1970, `zero` the same moment on the clock of the other times;
-    `ended` is None while it runs. `dropped` calls came after the most that are kept.
+    `ended` is None while it runs. `dropped` calls came after the most that are kept. Up to
+    `programs` ran at once, of the batch that it was in.
     """
 
     program: str = ""
@@ -155,6 +156,7 @@ class Trace(
     spans: list[Span]
     branches: list[Branch]
     dropped: int = 0
+    programs: int = 1
 
     @property
     def seconds(self) -> float:

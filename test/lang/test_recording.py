@@ -219,6 +219,7 @@ def known() -> Trace:
     """A run of ten seconds, all of whose times are known."""
     return Trace(
         program="tree",
+        programs=4,
         started_at=0.0,
         ended=10.0,
         branches=[
@@ -414,6 +415,39 @@ def test_explained() -> None:
         "--max-waiting",
         "- a larger --kv-tokens: the cache lost what this program still wanted",
     ]
+
+
+@pytest.mark.parametrize(
+    ("programs", "calls", "queue", "full"),
+    [
+        (1, 1, "a server", "a larger"),
+        (1, 2, "fewer calls at once, or a server", "fewer calls at once, or a larger"),
+        (2, 1, "fewer programs at once (c", "fewer programs at once (c"),
+    ],
+)
+def test_advice_is_of_what_ran_at_once(programs: int, calls: int, queue: str, full: str) -> None:
+    """One program can't be fewer, nor can one call."""
+    spans = [span_of(i, 0, 0, 3, 4, name="x", queue_s=2.0, retries=1) for i in range(calls)]
+    trace = Trace(started_at=0.0, ended=4.0, spans=spans, branches=[Branch()], programs=programs)
+    lines = explain(trace).splitlines()
+    assert any(line.startswith(f"- {queue}") for line in lines)
+    assert any(
+        line.startswith(f"- the server was full or away {calls} times: {full}") for line in lines
+    )
+
+
+def test_a_trace_knows_how_many_programs_its_batch_ran_at_once() -> None:
+    @phloem.function
+    def one(s: State, i: int) -> None:
+        s += phloem.gen("x")
+
+    backend = phloem.MockBackend({"x": "y"})
+    assert one.run(0, backend=backend).trace.programs == 1
+    for items, programs in ([(0,)], 1), ([(0,)] * 2, 2), ([(0,)] * 5, 3):
+        states = one.run_batch(items, backend=backend, concurrency=3)
+        assert {state.trace.programs for state in states} == {programs}
+    states = one.run_batch(iter([(0,)]), backend=backend, concurrency=3)
+    assert states[0].trace.programs == 3
 
 
 def test_the_longest_chain_goes_by_needs_then_by_time() -> None:
