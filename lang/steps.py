@@ -105,8 +105,6 @@ class Steps:
         self.calls[path] = variable
         if isinstance(node, ir.Select):
             choices = list(dict.fromkeys(node.choices))
-            if len(choices) < 2:
-                self.places.refuse("a select has one choice only", entry.place)
             normalization = wire.NORMALIZATION[node.method]
             return {"select": {"name": name, "choices": choices, "normalization": normalization}}
         try:

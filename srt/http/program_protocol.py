@@ -21,7 +21,7 @@ Value = str | list[Any]
 
 class SelectFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     name: Name
-    choices: Annotated[list[str], Meta(min_length=2, max_length=MAX_CHOICES)]
+    choices: Annotated[list[str], Meta(min_length=1, max_length=MAX_CHOICES)]
     normalization: Normalization | None = None
 
 

@@ -32,7 +32,7 @@ class ScoreRequest(RunFields, kw_only=True):
     tool_choice: Raw = ABSENT
     chat_template_kwargs: dict[str, object] | None = None
     documents: list[dict[str, object]] | None = None
-    choices: Annotated[list[str], Meta(min_length=2, max_length=MAX_CHOICES)] | None = None
+    choices: Annotated[list[str], Meta(min_length=1, max_length=MAX_CHOICES)] | None = None
     normalization: Normalization | None = None
 
     query: str | list[int] | None = None

@@ -31,7 +31,7 @@ def measured(s: phloem.State) -> None:
     s += "\nA name:" + phloem.gen("name", regex=" [A-Z][a-z]{2,6}", max_tokens=12, logprobs=1)
     s += phloem.gen_int("age", minimum=1, maximum=99, top_logprobs_num=2, max_tokens=6)
     s += phloem.gen("many", n=3, max_tokens=5, logprobs=2, stop="\n")
-    s += phloem.select("kind", choices=[" cat", " dog"])
+    s += phloem.select("kind", choices=[" cat", " dog"]) + phloem.select("only", choices=["!"])
     forks = s.fork(2)
     forks += lambda i: f" Fact {i}:" + phloem.gen("fact", max_tokens=5, logprobs=0, stop=".")
     forks.join()
@@ -116,7 +116,9 @@ def compare(server: Any, program: Program[..., Any], names: Sequence[str]) -> ph
 
 
 def test_logprobs_and_stops(server: Any) -> None:
-    state = compare(server, measured, ["next", "rest", "name", "age", "many", "kind", "fact"])
+    state = compare(
+        server, measured, ["next", "rest", "name", "age", "many", "kind", "only", "fact"]
+    )
     assert state.meta("next").matched == (" six",)
     assert state.get_meta_info("next")["finish_reason"] == {"type": "stop", "matched": " six"}
     assert len(state.meta("many").logprobs) == 3

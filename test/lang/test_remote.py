@@ -114,6 +114,15 @@ def test_text_and_calls() -> None:
         state += "more"
 
 
+def test_one_choice_is_judged_too() -> None:
+    def program(s: State) -> None:
+        s += "A " + sgl.select("y", choices=["u", "u"])
+
+    steps, state = sent(program)
+    assert steps[1]["select"]["choices"] == ["u"]
+    assert (state.text(), state["y"], state.meta("y").values) == ("A u", "u", (-1.0, -1.0))
+
+
 def test_values_that_are_put_in() -> None:
     def program(s: State) -> None:
         s += sgl.gen("x") + "," + sgl.gen("x") + sgl.gen()
@@ -322,10 +331,6 @@ def no_thoughts(s: State) -> None:
     s += s["o_reasoning_content"]
 
 
-def one_choice(s: State) -> None:
-    s += sgl.select("o", choices=["a"])
-
-
 def one_of_several(s: State) -> None:
     s += sgl.gen("o", n=3)
     s += s["o"][1]
@@ -369,7 +374,6 @@ NOT_STRAIGHT: dict[Callable[[State], None], tuple[str, str]] = {
     objects: ("s += s['o']", "an object and no text"),
     scopes: ("s += s['v']", "which no call makes"),
     no_thoughts: ("s['o_reasoning_content']", "cannot be appended here"),
-    one_choice: ("choices=['a']", "one choice only"),
     one_of_several: ("s['o'][1]", "s['o[1]'] cannot be appended here"),
     one_fork_only: ("forks['o'][1]", "s['o'] cannot be appended here"),
     across_forks: ("one['o']", "a fork knows what was there"),

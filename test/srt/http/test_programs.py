@@ -326,7 +326,7 @@ def nested(depth: int) -> list[Any]:
         ([TEXT, gen("x", prompt="b")], "steps[1].gen.prompt"),
         ([TEXT, gen("x", stream=True)], "steps[1].gen.stream"),
         ([TEXT, gen("x", use_beam_search=True)], "steps[1].gen.use_beam_search"),
-        ([TEXT, {"select": {"name": "s", "choices": ["a"]}}], "steps[1].select.choices"),
+        ([TEXT, {"select": {"name": "s", "choices": []}}], "steps[1].select.choices"),
         ([TEXT, {"fork": []}], "steps[1].fork"),
         ([TEXT, USER], "steps[0].text"),
         ([USER, gen("x")], "steps[1].gen"),

@@ -130,6 +130,13 @@ async def test_unconditional_scores_stand_after_a_line_break(api: Any, engine: A
     assert reply.json["index"] == 0
 
 
+async def test_one_choice_has_its_logprobs(api: Any, engine: Any) -> None:
+    for normalization, value in ("none", -5.0), ("token", -2.5), ("greedy", -2.5):
+        reply = await score(api, prompt="Is", choices=["it"], normalization=normalization)
+        assert reply.status == 200, reply.raw
+        assert (reply.json["choice"], reply.json["choices"][0]["value"]) == ("it", value)
+
+
 async def test_choices_after_ids_are_texts_that_go_on(api: Any, engine: Any) -> None:
     reply = await score(api, input_ids=[5, 6, 7], choices=["a", "bc"])
     assert reply.json["boundary"] == 3
@@ -174,7 +181,7 @@ async def test_how_it_is_run(api: Any, engine: Any) -> None:
         ({}, "choices"),
         ({"prompt": "a"}, "choices"),
         ({"choices": ["a", "b"]}, "prompt"),
-        ({"prompt": "a", "choices": ["b"]}, "choices"),
+        ({"prompt": "a", "choices": []}, "choices"),
         ({"prompt": "a", "choices": ["b"] * 1025}, "choices"),
         ({"prompt": "a", "input_ids": [1], "choices": ["b", "c"]}, "prompt"),
         ({"prompt": "a", "choices": ["b", ""]}, "choices[1]"),
