@@ -63,7 +63,7 @@ class HttpBackend(ServerBackend):
         self, prompt: Prompt, choices: Sequence[str], method: ChoicesMethod
     ) -> Selected:
         """In one round trip, where the server has `/v1/score`."""
-        if self._scores_at_once and len(choices) > 1:
+        if self._scores_at_once:
             body = wire.score_request(prompt, choices, method, await self._model())
             try:
                 selected = wire.selected(await self._scores(body), len(choices))
@@ -79,7 +79,7 @@ class HttpBackend(ServerBackend):
         return await select_by_scores(self, prompt, choices, method)
 
     async def score(self, prompt: Prompt, choices: Sequence[str]) -> list[ChoiceScore]:
-        if self._scores_at_once and len(choices) > 1:
+        if self._scores_at_once:
             method = ChoicesMethod.TOKEN_LENGTH_NORMALIZED
             return list((await self.select(prompt, choices, method)).scores)
         model = await self._model()
