@@ -33,7 +33,7 @@ def detect_reasoning(
 ) -> ReasoningMarks | None:
     """How the model thinks before it answers, if it does. The templates are valid Jinja."""
     source = sources.get("default", "")
-    marks = next(((begin, end) for begin, end in _THOUGHTS if end in source), None)
+    marks = next((marks for marks in _THOUGHTS if any(mark in source for mark in marks)), None)
     if marks is None:
         return None
     variables = meta.find_undeclared_variables(environment.parse(source))

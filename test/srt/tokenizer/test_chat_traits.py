@@ -67,6 +67,8 @@ def test_formats_of_calls(sources: dict[str, str], form: str) -> None:
             "{% set enable_thinking = true %}{{ enable_thinking }}</think>",
             ReasoningMarks(begin="<think>", end="</think>"),
         ),
+        # It opens the mark that the model closes.
+        ("{{ x }}<think>\n", ReasoningMarks(begin="<think>", end="</think>")),
         ("{{ '[THINK]' + x + '[/THINK]' }}", ReasoningMarks(begin="[THINK]", end="[/THINK]")),
     ],
 )
