@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict, TypeVar, cast
 
 import msgspec
 
+from phloem.constrained.spec import Constraint, Plain
 from phloem.lang.backend.base import (
     BackendInfo,
     Call,
@@ -28,6 +29,10 @@ from phloem.lang.recording.spans import note_prompt, note_times
 from phloem.lang.sampling import Sampling
 from phloem.srt.errors import PhloemError, QueueFull
 from phloem.srt.generation import ChatMessage, Chunk, EngineClient, GenerateRequest, Logprob
+from phloem.srt.http.found_constraint import FoundConstraint
+from phloem.srt.http.protocol import ChatRequest
+from phloem.srt.http.reasoning import ReasoningPlan, plan_reasoning
+from phloem.srt.http.tool_parser import AnswerParser, Reasoning, TextParser
 from phloem.srt.messages import CallPlan, FinishReason, SamplingParams
 
 T = TypeVar("T")
@@ -56,24 +61,28 @@ class LocalBackend:
         self._retries = retries
 
     async def generate(self, call: Call) -> AsyncGenerator[Delta, None]:
-        prompt = await self._on_loop(partial(self._generation_prompt, call.prompt))
+        prompt, reasoning = await self._on_loop(partial(self._generation_prompt, call.prompt))
         hint = _hint()
         requests = [
-            GenerateRequest(
-                prompt=prompt,
-                sampling=_params(call.sampling, i),
-                constraint=call.constraint,
-                stop=call.sampling.stop or (),
-                stop_regex=call.sampling.stop_regex or (),
-                **hint,
+            reasoning.bound(
+                GenerateRequest(
+                    prompt=prompt,
+                    sampling=_params(call.sampling, i),
+                    constraint=_placed(call.constraint, reasoning),
+                    stop=call.sampling.stop or (),
+                    stop_regex=call.sampling.stop_regex or (),
+                    **hint,
+                )
             )
             for i in range(call.sampling.samples)
         ]
+        make = reasoning.parser(TextParser)
+        parsers = [make() for _ in requests]
         last: dict[int, Chunk] = {}
         async with aclosing(self._chunks(requests)) as chunks:
             async for index, chunk in chunks:
                 last[index] = chunk
-                yield _delta(index, chunk)
+                yield _delta(index, chunk, parsers[index])
         note_times(min((chunk.queue_seconds for chunk in last.values()), default=0.0), None)
         yield Delta(usage=_usage(list(last.values())))
 
@@ -129,8 +138,13 @@ class LocalBackend:
 
     # ------------------------------------------------------------------ prompts
 
-    async def _generation_prompt(self, prompt: Prompt) -> str | list[int]:
-        return prompt.text if isinstance(prompt, TextPrompt) else await self._ids(prompt, "")
+    async def _generation_prompt(self, prompt: Prompt) -> tuple[str | list[int], ReasoningPlan]:
+        """And whether the answer begins with thoughts, as the server reads it off a chat."""
+        if isinstance(prompt, TextPrompt):
+            return prompt.text, ReasoningPlan()
+        ids = await self._ids(prompt, "")
+        options = ChatRequest(messages=[])
+        return ids, await plan_reasoning(options, self._client, ids, prompt.partial or None)
 
     async def _tokenize(self, prompt: Prompt, continuations: Sequence[str]) -> list[list[int]]:
         return await asyncio.gather(*(self._ids(prompt, text) for text in continuations))
@@ -252,13 +266,23 @@ def _params(sampling: Sampling, index: int) -> SamplingParams:
     return SamplingParams(**{name: value for name, value in given.items() if value is not None})
 
 
-def _delta(index: int, chunk: Chunk) -> Delta:
+def _placed(constraint: Constraint | None, reasoning: ReasoningPlan) -> Constraint | None:
+    """The constraint behind what is thought."""
+    if not isinstance(constraint, Plain):
+        return constraint
+    found = reasoning.place(FoundConstraint("constraint", constraint))
+    return None if found is None else found.for_engine()
+
+
+def _delta(index: int, chunk: Chunk, parser: AnswerParser) -> Delta:
     finish = chunk.finish
     if finish is not None and finish.reason is FinishReason.ABORT:
         raise BackendUnavailable("the engine aborted the request")
+    pieces = parser.feed(chunk.text) + ([] if finish is None else parser.finish())
     return Delta(
         index=index,
-        text=chunk.text,
+        text="".join(piece for piece in pieces if isinstance(piece, str)),
+        reasoning="".join(piece.text for piece in pieces if isinstance(piece, Reasoning)),
         logprobs=tuple(
             TokenLogprob(entry.text, entry.logprob, tuple((t.text, t.logprob) for t in entry.top))
             for entry in chunk.logprobs or ()
