@@ -62,7 +62,7 @@ class Thinker:
 
 
 @phloem.function
-def asks(s: State, **options: Any) -> None:
+def asks(s: State, /, **options: Any) -> None:
     s += phloem.user("Is it?") + phloem.assistant(phloem.gen("x", **options))
 
 
