@@ -91,7 +91,8 @@ class Closing:
         self._work = 0
         start = None
         if grammar.minimum is not None:
-            start = self._limited(lambda: self._after(grammar.recogniser.start, prefix))
+            recogniser = grammar.recogniser
+            start = self._limited(lambda: recogniser.read(recogniser.start, prefix))
         # After 0, 1, … tokens, as far as they were read; None: cannot be followed.
         self._states: list[State | None] = [start]
 
@@ -193,16 +194,7 @@ class Closing:
         texts = self._grammar.vocabulary.tokens
         if state is None or token >= len(texts):
             return state
-        return self._limited(lambda: self._after(state, texts[token]))
-
-    def _after(self, state: State, text: bytes) -> State | None:
-        step = self._grammar.recogniser.step
-        following: State | None = state
-        for byte in text:
-            if following is None:
-                return None
-            following = step(following, byte)
-        return following
+        return self._limited(lambda: self._grammar.recogniser.read(state, texts[token]))
 
     def _limited(self, action: Callable[[], _Result]) -> _Result | None:
         """Do what may need new states, as far as this text may cause such work."""

@@ -184,6 +184,19 @@ class Recogniser:
         state.steps[byte] = after
         return after
 
+    def read(self, state: State, text: bytes) -> State | None:
+        """The state after some more bytes, if there is any.
+
+        Raises:
+            TooAmbiguous: see there.
+        """
+        following: State | None = state
+        for byte in text:
+            if following is None:
+                return None
+            following = self.step(following, byte)
+        return following
+
     def step_all(self, state: State) -> list[tuple[int, int, State]]:
         """All successors, as (first byte, last byte, state)."""
         moves = self._moves(state)

@@ -36,7 +36,6 @@ class MaskCache:
     """The masks of one grammar. One thread at a time."""
 
     def __init__(self, closings: ClosingGrammar) -> None:
-        self._closings = closings
         self._recogniser = closings.recogniser
         self._tokens = closings.vocabulary.tokens
         self._generation = self._recogniser.generation
@@ -75,18 +74,10 @@ class MaskCache:
         if self.dear:
             return None
         try:
-            return self._recogniser.limited(MAX_WORK, lambda: self._steps(state, text))
+            return self._recogniser.limited(MAX_WORK, lambda: self._recogniser.read(state, text))
         except TooAmbiguous:
             self.dear = True
             return None
-
-    def _steps(self, state: State, text: bytes) -> State | None:
-        following: State | None = state
-        for byte in text:
-            if following is None:
-                return None
-            following = self._recogniser.step(following, byte)
-        return following
 
     def get(self, state: State) -> NDArray[np.int32] | None:
         """The mask of texts that are there, if it was made before."""
