@@ -9,6 +9,7 @@ from typing import NamedTuple, Never
 import numpy as np
 from numpy.typing import NDArray
 
+from phloem.constrained.bitmask import unpack_mask
 from phloem.srt.ipc import Channel
 from phloem.srt.messages import StepMasks
 
@@ -45,9 +46,7 @@ def best_of_few(logits: NDArray[np.float32], mask: NDArray[np.int32]) -> int | N
     words = np.flatnonzero(mask)
     if len(words) > FEW_WORDS:
         return None
-    data = np.ascontiguousarray(mask[words], dtype="<i4").view(np.uint8)
-    bits = np.unpackbits(data, bitorder="little").reshape(-1, 32)
-    found, bit = np.nonzero(bits)
+    found, bit = np.nonzero(unpack_mask(mask[words], 32 * len(words)).reshape(-1, 32))
     ids = words[found] * 32 + bit
     ids = ids[ids < len(logits)]
     return int(ids[logits[ids].argmax()]) if len(ids) else None
