@@ -232,6 +232,7 @@ def test_masks_spare_work_and_change_no_legal_token(name: str, isa: str) -> None
     found = model.logits(hidden, masks)
     assert np.array_equal(found[legal], expected[legal])
     assert ((found == expected) | (found == -np.inf))[~legal].all()
+    assert np.isneginf(found).any() or isa == "amx"  # there, so many rows are computed whole
     few = model.logits(hidden[5:7], masks[5:7])
     assert np.isneginf(few).any()  # something was spared
     assert np.array_equal(few[legal[5:7]], expected[5:7][legal[5:7]])
